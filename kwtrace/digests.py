@@ -1,0 +1,113 @@
+"""What a rule's generated module depends on: a digest of its declaration, its code, and the tracer."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+from kwtrace.domains import read_domain
+from kwtrace.rules import DTypes, OneOf, Rule
+
+_TRACER = (
+    "derived", "domains", "families", "generation", "lowering", "normal", "operators", "patterns", "proving", "rules",
+    "shapes", "source", "surroundings", "tracing", "values",
+)  # fmt: skip
+_FOREIGN = ("torch", "numpy", "kwtrace.rules", "kwtrace.domains")
+
+
+def source_digest(rule: Rule) -> str:
+    """Return a digest of everything that a rule's generated module is made from, torch's version included."""
+    parts = [torch_version(), _tracer_digest(), rule.name, rule.module, repr(describe_axes(rule)), repr(_options(rule))]
+    functions = [rule.function, *(r.function for _, r in sorted(rule.replacements.items()))]
+    if rule.where is not None:
+        functions.append(rule.where)
+    for function in functions:
+        parts += sorted(_sources(function))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def replacement_digest(rule: Rule, device: str) -> str:
+    """Return a digest of the code of a rule's replacement for ``device``."""
+    return hashlib.sha256("\n".join(sorted(_sources(rule.replacements[device].function))).encode()).hexdigest()
+
+
+def describe_axes(rule: Rule) -> dict[str, list[str]]:
+    """Return a rule's axes and their values as text."""
+    return {name: [repr(value) for value in values] for name, values in read_domain(rule).axes}
+
+
+def torch_version() -> str:
+    """Return torch's major and minor version, such as ``2.13``."""
+    return ".".join(torch.__version__.split(".")[:2])
+
+
+def _options(rule: Rule) -> tuple[Any, ...]:
+    replacements = tuple((device, r.at) for device, r in sorted(rule.replacements.items()))
+    parameters = tuple(repr(p) for p in read_domain(rule).parameters if not hasattr(p, "dtype"))
+    shapes = tuple((p.name, p.texts, repr(p.dtype)) for p in read_domain(rule).tensors)
+    return (rule.stage, rule.modes, rule.devices, rule.priority, rule.unused, replacements, parameters, shapes)
+
+
+@functools.cache
+def _tracer_digest() -> str:
+    folder = Path(__file__).parent
+    return hashlib.sha256(b"".join((folder / f"{name}.py").read_bytes() for name in _TRACER)).hexdigest()
+
+
+def _sources(function: Callable[..., Any]) -> set[str]:
+    """Return the source of a function and of all that it reaches by name, other libraries aside."""
+    found: dict[Any, str] = {}
+    pending: list[Any] = [function]
+    while pending:
+        current = pending.pop()
+        if current in found:
+            continue
+        found[current] = f"{current.__qualname__}\n{_source(current)}"
+        if isinstance(current, FunctionType):
+            pending += [value for _, value in _reached(current) if inspect.isfunction(value) and not _is_foreign(value)]
+            found.update({(current, name): f"{name} = {value!r}" for name, value in _reached(current) if _is_constant(value)})
+    return set(found.values())
+
+
+def _source(function: Any) -> str:
+    try:
+        return inspect.getsource(function)
+    except (OSError, TypeError):
+        code = getattr(function, "__code__", None)
+        return repr((code.co_code, code.co_consts)) if code else repr(function)
+
+
+def _reached(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    closure = inspect.getclosurevars(function)
+    yield from closure.nonlocals.items()
+    names = set(_names(function.__code__))
+    for name in sorted(names & function.__globals__.keys()):
+        value = function.__globals__[name]
+        yield name, value
+        if isinstance(value, ModuleType) and not _is_foreign(value):
+            yield from ((f"{name}.{part}", getattr(value, part)) for part in sorted(names) if hasattr(value, part))
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _is_foreign(value: Any) -> bool:
+    module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "") or ""
+    top = module.split(".")[0]
+    return top in sys.stdlib_module_names or any(module == name or module.startswith(f"{name}.") for name in _FOREIGN)
+
+
+def _is_constant(value: Any) -> bool:
+    return isinstance(value, bool | int | float | complex | str | tuple | torch.dtype | DTypes | OneOf | None)

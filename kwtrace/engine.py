@@ -1,0 +1,155 @@
+"""A pattern set at work on a graph: find every match, let the larger win, rewrite."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from torch import fx
+
+from kwtrace import operators
+from kwtrace.errors import KwtraceError
+from kwtrace.generation import find_module
+from kwtrace.matching import Match, Matcher
+from kwtrace.normal import View
+from kwtrace.patterns import AtMatch, Family, PatternSet, Variant
+from kwtrace.rewriting import remapped, rewrite
+
+log = logging.getLogger("kwtrace")
+_ROUNDS = 10
+
+
+class Engine:
+    """A pattern set made ready: one matcher per family, by the operator it starts from."""
+
+    def __init__(self, patterns: PatternSet) -> None:
+        """Prepare nothing yet: a matcher is made when a graph holds all its operators."""
+        self.families = patterns.families
+        self._matchers: dict[int, Matcher | None] = {}
+        self._required = [frozenset(op.target for op in family.skeleton.search) for family in self.families]
+
+    def find(self, graph: fx.Graph) -> list[Match]:
+        """Return the matches to rewrite, without rewriting: of any that overlap the largest, in the order of the graph."""
+        anchors = _by_operator(graph)
+        present = anchors.keys()
+        view = View(graph)
+        found = [
+            match
+            for place, required in enumerate(self._required)
+            if required <= present and (matcher := self._matcher(place)) is not None
+            for match in _matches(matcher, view, anchors[matcher.anchor.target])
+        ]
+        return _choose(found)
+
+    def run(self, graph: fx.Graph) -> list[Variant]:
+        """Rewrite ``graph`` until nothing matches; return what fired."""
+        fired: list[Variant] = []
+        made: dict[fx.Node, str] = {}
+        for _ in range(_ROUNDS):
+            matches = [m for m in self.find(graph) if any(made.get(node) != m.rule for node in m.nodes)]
+            done = _rewrite_all(matches, made)
+            fired += done
+            if not done:
+                break
+        return fired
+
+    def _matcher(self, place: int) -> Matcher | None:
+        if place not in self._matchers:
+            self._matchers[place] = _prepare(self.families[place])
+        return self._matchers[place]
+
+
+def _prepare(family: Family) -> Matcher | None:
+    missing = _missing_operators(family)
+    if missing:
+        log.warning(
+            "rule %s: expected the operators %s, found them missing after importing %s; this family is off",
+            family.rule,
+            ", ".join(missing),
+            family.skeleton.module,
+        )
+        return None
+    return Matcher(family)
+
+
+def _missing_operators(family: Family) -> list[str]:
+    missing = [name for name in _operators_of(family) if not _is_registered(name)]
+    if not missing:
+        return []
+    try:
+        find_module(family.skeleton.module)
+    except KwtraceError as error:
+        log.warning("rule %s: %s", family.rule, error)
+    return [name for name in missing if not _is_registered(name)]
+
+
+def _operators_of(family: Family) -> list[str]:
+    replacement = family.skeleton.replacement
+    calls = () if isinstance(replacement, AtMatch) else replacement.calls
+    return sorted({op.target for op in family.skeleton.search} | {call.target for call in calls})
+
+
+def _is_registered(name: str) -> bool:
+    try:
+        operators.resolve(name)
+    except (AttributeError, RuntimeError):
+        return False
+    return True
+
+
+def _by_operator(graph: fx.Graph) -> dict[str, list[fx.Node]]:
+    found: defaultdict[str, list[fx.Node]] = defaultdict(list)
+    for node in graph.nodes:
+        if node.op == "call_function":
+            found[operators.name_of(node.target)].append(node)
+    return dict(found)
+
+
+def _matches(matcher: Matcher, view: View, anchors: Iterable[fx.Node]) -> Iterator[Match]:
+    disabled = os.environ.get("KWTRACE_DISABLE", "")
+    for node in anchors:
+        match = matcher.match(view, node)
+        if match is not None and not is_disabled(match.variant, disabled):
+            yield match
+
+
+def is_disabled(variant: Variant, setting: str) -> bool:
+    """Tell whether ``KWTRACE_DISABLE=setting`` switches a variant off: ``1``, or ``rule`` or ``rule[axis=value]``, ..."""
+    if setting == "1":
+        return True
+    axes = {name: str(value).removeprefix("torch.") for name, value in variant.axes}
+    for rule, wanted in re.findall(r"(\w+)(?:\[([^\]]*)\])?", setting):
+        pairs = (pair.split("=", 1) for pair in wanted.split(",") if "=" in pair)
+        if rule == variant.rule and all(axes.get(n.strip()) == v.strip().strip("'\"").removeprefix("torch.") for n, v in pairs):
+            return True
+    return False
+
+
+def _choose(found: list[Match]) -> list[Match]:
+    """Keep, of matches that share nodes, the larger; then the one with the higher priority; then the first by name."""
+    order = {node: place for place, node in enumerate(found[0].graph.nodes)} if found else {}
+    ranked = sorted(found, key=lambda m: (-len(m.family.skeleton.search), -m.family.skeleton.priority, str(m.variant)))
+    taken: set[fx.Node] = set()
+    kept = []
+    for match in ranked:
+        if taken.isdisjoint(match.nodes):
+            taken.update(match.nodes)
+            kept.append(match)
+    return sorted(kept, key=lambda match: order[match.outputs[0]])
+
+
+def _rewrite_all(matches: list[Match], made: dict[fx.Node, str]) -> list[Variant]:
+    fired = []
+    replaced: dict[fx.Node, fx.Node] = {}
+    for match in matches:
+        match.inputs = remapped(match.inputs, replaced)
+        outputs = rewrite(match)
+        if outputs is None:
+            continue
+        replaced.update(zip(match.outputs, outputs.results, strict=True))
+        made.update(dict.fromkeys(outputs.new, match.rule))
+        fired.append(match.variant)
+    return fired

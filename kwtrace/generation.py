@@ -1,0 +1,247 @@
+"""A rule → its families: every variant traced, proved, compared and factored."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any, TypeVar
+
+from kwtrace.domains import AxisParameter, Domain, enumerate_variants, read_domain
+from kwtrace.errors import ConflictError, KwtraceError, LoadError, RuleError
+from kwtrace.families import factor, replacement_key, search_key, skeleton_key
+from kwtrace.lowering import Draft, draft, to_pattern
+from kwtrace.patterns import AtMatch, Family, Pattern, Variant
+from kwtrace.proving import Subject, describe_point, draft_at, join_points, prove
+from kwtrace.rules import Rule
+from kwtrace.tracing import Point
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+@dataclass(frozen=True, slots=True)
+class RuleResult:
+    """What became of a rule's variants.
+
+    ``merged`` pairs a variant with the one that has the same graphs, ``failed`` one with what is wrong with it, and
+    ``unmatched`` lists sizes at which a variant has no pattern.
+    """
+
+    rule: str
+    variants: int
+    families: tuple[Family, ...]
+    merged: tuple[tuple[str, str], ...]
+    failed: tuple[tuple[str, str], ...]
+    unmatched: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RuleReference:
+    """A rule as a worker process finds it."""
+
+    module: str
+    name: str
+
+    def load(self) -> Rule:
+        """Import the module and return the rule.
+
+        Raises:
+            LoadError: if the module doesn't import or has no such rule.
+
+        """
+        return find_rule(self.module, self.name)
+
+
+def find_module(name: str) -> ModuleType:
+    """Import a module that declares rules.
+
+    Raises:
+        LoadError: if it doesn't import.
+
+    """
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        msg = f"Expected the module {name} to import, found {type(error).__name__}: {error}."
+        raise LoadError(msg) from error
+
+
+def find_rule(module: str, name: str) -> Rule:
+    """Return the rule called ``name`` that ``module`` declares.
+
+    Raises:
+        LoadError: if the module doesn't import or has no such rule.
+
+    """
+    loaded = find_module(module)
+    for value in vars(loaded).values():
+        if isinstance(value, Rule) and value.name == name:
+            return value
+    msg = f"Expected the module {module} to declare rule {name}, found no such rule; regenerate the package."
+    raise LoadError(msg)
+
+
+def generate_rule(rule: Rule, executor: Executor | None = None, progress: Callable[[int], object] | None = None) -> RuleResult:
+    """Trace every variant of a rule, prove what can be proved of each, and factor them into families.
+
+    Variants that can't be traced are reported, not raised; the others are generated all the same.
+
+    Raises:
+        RuleError: if the declaration itself is wrong.
+
+    """
+    domain = read_domain(rule)
+    variants = enumerate_variants(rule, domain)
+    if not rule.replacements:
+        msg = f"Rule {rule.name}: expected a replacement, found none; declare one with @{rule.name}.replacement."
+        raise RuleError(msg)
+    source: Rule | RuleReference = rule if executor is None else RuleReference(rule.module, rule.name)
+    drafts: dict[Variant, Draft] = {}
+    failed: list[tuple[str, str]] = []
+    for variant, found in zip(variants, _map(_draft_task, [(source, v) for v in variants], executor), strict=True):
+        if isinstance(found, str):
+            failed.append((str(variant), found))
+        else:
+            drafts[variant] = found
+        _tick(progress)
+    kept, merged, conflicts = _compare(rule, domain, drafts)
+    failed += conflicts
+    groups = [(source, members) for members in _group(rule, domain, Point(), [(v, drafts[v]) for v in kept])]
+    results = list(_map(_prove_task, groups, executor))
+    patterns = [pattern for found, _ in results for pattern in found]
+    unmatched = [pair for _, pairs in results for pair in pairs]
+    order = {variant.axes: place for place, variant in enumerate(variants)}
+    families = factor(sorted(patterns, key=lambda p: (len(p.search) + len(p.inputs), order[p.axes], repr(p.dims))))
+    failed += _unused_axes(rule, domain, [drafts[v] for v in kept], kept)
+    return RuleResult(rule.name, len(variants), families, tuple(merged), tuple(failed), tuple(dict.fromkeys(unmatched)))
+
+
+def _tick(progress: Callable[[int], object] | None) -> None:
+    if progress is not None:
+        progress(1)
+
+
+def _map(function: Callable[[A], B], tasks: Sequence[A], executor: Executor | None) -> Iterable[B]:
+    if executor is None:
+        return (function(task) for task in tasks)
+    futures = [executor.submit(function, task) for task in tasks]
+    return (future.result() for future in futures)
+
+
+def _load(source: Rule | RuleReference) -> Rule:
+    return source if isinstance(source, Rule) else source.load()
+
+
+def _draft_task(task: tuple[Rule | RuleReference, Variant]) -> Draft | str:
+    rule = _load(task[0])
+    try:
+        return draft(rule, read_domain(rule), task[1])
+    except KwtraceError as error:
+        return str(error)
+
+
+def _compare(rule: Rule, domain: Domain, drafts: dict[Variant, Draft]) -> tuple[list[Variant], list[tuple[str, str]], list[tuple[str, str]]]:
+    """Merge variants with equal graphs; refuse those with one search graph and different replacements."""
+    kept: dict[Hashable, tuple[Variant, Hashable]] = {}
+    merged: list[tuple[str, str]] = []
+    conflicts: list[tuple[str, str]] = []
+    for variant, found in drafts.items():
+        pattern = to_pattern(rule, domain, variant, found, Point())
+        first, replacement = kept.setdefault(search_key(pattern), (variant, replacement_key(pattern)))
+        if first is variant:
+            continue
+        if replacement == replacement_key(pattern):
+            merged.append((str(variant), str(first)))
+            continue
+        conflicts.append((str(variant), str(_conflict(variant, first))))
+    return [variant for variant, _ in kept.values()], merged, conflicts
+
+
+def _conflict(variant: Variant, first: Variant) -> ConflictError:
+    return ConflictError(
+        f"Rule {variant.rule}, variant {variant}: expected a search graph of its own, found that of variant {first}, whose "
+        "replacement differs; the argument that tells them apart vanished while tracing, so prune one with where=."
+    )
+
+
+def _group(rule: Rule, domain: Domain, point: Point, items: list[tuple[Variant, Draft]]) -> list[tuple[Point, list[tuple[Variant, Draft]]]]:
+    groups: dict[Hashable, list[tuple[Variant, Draft]]] = {}
+    for variant, found in items:
+        key = skeleton_key(to_pattern(rule, domain, variant, found, Point(), point))
+        groups.setdefault(key, []).append((variant, found))
+    return [(point, members) for members in groups.values()]
+
+
+def _prove_task(task: tuple[Rule | RuleReference, tuple[Point, list[tuple[Variant, Draft]]]]) -> tuple[list[Pattern], list[tuple[str, str]]]:
+    """Turn a group of drafts with one skeleton into patterns, and trace on where the group doesn't hold."""
+    rule = _load(task[0])
+    domain = read_domain(rule)
+    patterns: list[Pattern] = []
+    unmatched: list[tuple[str, str]] = []
+    pending, seen = [task[1]], set[tuple[Variant, Point]]()
+    while pending:
+        point, members = pending.pop(0)
+        further: dict[Point, list[tuple[Variant, Draft]]] = {}
+        for subject, ones, differing in _prove_group(rule, domain, point, members):
+            patterns.append(to_pattern(rule, domain, subject.variant, subject.base, ones, point))
+            for single in differing:
+                joined = join_points((point, single))
+                if (subject.variant, joined) in seen:
+                    continue
+                seen.add((subject.variant, joined))
+                found = draft_at(subject, single)
+                if found is None:
+                    unmatched.append((str(subject.variant), describe_point(joined)))
+                else:
+                    further.setdefault(joined, []).append((subject.variant, found.base))
+        for joined, items in further.items():
+            pending += _group(rule, domain, joined, items)
+    return patterns, unmatched
+
+
+def _prove_group(rule: Rule, domain: Domain, point: Point, members: list[tuple[Variant, Draft]]) -> Iterator[tuple[Subject, Point, tuple[Point, ...]]]:
+    """Prove the first member, and hold the others against it at all sizes of 1 together; prove those apart that differ."""
+    (variant, base), *others = members
+    first = Subject(rule, domain, variant, point, base)
+    proof = prove(first)
+    yield first, proof.ones, proof.differing
+    for other, found in others:
+        subject = Subject(rule, domain, other, point, found)
+        if subject.holds_at(proof.ones, static=True):
+            yield subject, proof.ones, proof.differing
+        else:
+            own = prove(subject)
+            yield subject, own.ones, own.differing
+
+
+def _unused_axes(rule: Rule, domain: Domain, drafts: list[Draft], variants: list[Variant]) -> list[tuple[str, str]]:
+    """Find axes that change the search graph but never the replacement graph."""
+    found = []
+    patterns = [to_pattern(rule, domain, v, d, Point()) for v, d in zip(variants, drafts, strict=True)]
+    for parameter in domain.parameters:
+        if not isinstance(parameter, AxisParameter) or parameter.name in rule.unused or len(parameter.values) == 1:
+            continue
+        pairs = list(_differing_only_in(parameter.name, patterns))
+        if pairs and all(replacement_key(a) == replacement_key(b) for a, b in pairs):
+            a, b = (Variant(rule.name, p.axes) for p in pairs[0])
+            message = (
+                f"Rule {rule.name}, parameter {parameter.name}: expected the replacement to depend on it as the search function "
+                f"does, found one replacement for {a} and {b}; use it or declare it in unused=."
+            )
+            found.append((str(b), message))
+    return found
+
+
+def _differing_only_in(name: str, patterns: list[Pattern]) -> Iterator[tuple[Pattern, Pattern]]:
+    groups: dict[str, list[Pattern]] = {}
+    for pattern in patterns:
+        if isinstance(pattern.replacement, AtMatch):
+            continue
+        rest = tuple((axis, value) for axis, value in pattern.axes if axis != name)
+        groups.setdefault(repr(rest), []).append(pattern)
+    for members in groups.values():
+        for other in members[1:]:
+            yield members[0], replace(other)

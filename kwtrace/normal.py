@@ -1,0 +1,202 @@
+"""The normal form of a graph: every argument bound to its schema, identities looked through.
+
+Both sides of a match are read through a `View`, the traced search graph and the user's graph alike, so that two
+spellings of one thing are one thing (laws 1 and 9).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from kwtrace import operators
+
+_ALIASES = frozenset(
+    {"aten.alias.default", "aten.clone.default", "aten.detach.default", "aten.lift_fresh_copy.default"}
+)
+_RESHAPES = frozenset({"aten.view.default", "aten.expand.default"})
+_CAST = "prims.convert_element_type.default"
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_UNREAD = object()
+
+
+class View:
+    """A graph read in normal form; what it reads it keeps, so it must not outlive a change of the graph."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        """Read nothing yet."""
+        self.graph = graph
+        self._stripped: dict[fx.Node, fx.Node] = {}
+        self._args: dict[fx.Node, dict[str, Any]] = {}
+        self._regions: dict[fx.Node, int] = {}
+
+    def strip(self, node: fx.Node) -> fx.Node:
+        """Follow ``node`` through operations that provably leave every value as it is."""
+        found = self._stripped.get(node)
+        if found is not None:
+            return found
+        current, chain = node, []
+        while current not in self._stripped and self.is_identity(current):
+            chain.append(current)
+            current = current.args[0]  # type: ignore[assignment] - an identity's first argument is a node
+        found = self._stripped.get(current, current)
+        for link in (*chain, node):
+            self._stripped[link] = found
+        return found
+
+    def is_identity(self, node: fx.Node) -> bool:
+        """Tell whether ``node`` yields exactly the values, shape and dtype of its first argument."""
+        if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
+            return False
+        name = operators.name_of(node.target)
+        if name in _ALIASES:
+            return True
+        source, value = node.args[0].meta.get("val"), node.meta.get("val")
+        if not isinstance(source, torch.Tensor) or not isinstance(value, torch.Tensor):
+            return False
+        if name == _CAST:
+            return source.dtype is value.dtype
+        if name in _RESHAPES or name == "aten.slice.Tensor":
+            return same_sizes(source.shape, value.shape) and _is_forward(name, node)
+        if name == "aten.permute.default":
+            return list(self.args(node)["dims"]) == list(range(source.dim()))
+        return False
+
+    def args(self, node: fx.Node) -> dict[str, Any]:
+        """Return every argument of ``node`` by name, defaults filled in, dims and sizes made absolute."""
+        found = self._args.get(node)
+        if found is None:
+            found = self._args[node] = _normalise(node)
+        return found
+
+    def region(self, node: fx.Node) -> int:
+        """Return the number of mutations and stream operations before ``node``."""
+        if not self._regions:
+            count = 0
+            for current in self.graph.nodes:
+                count += _is_boundary(current)
+                self._regions[current] = count
+        return self._regions[node]
+
+    def is_dead(self, node: fx.Node) -> bool:
+        """Tell whether nothing that counts uses ``node``."""
+        pending, seen = [node], {node}
+        while pending:
+            current = pending.pop()
+            if current.op == "output" or _is_boundary(current):
+                return False
+            pending.extend(user for user in current.users if user not in seen)
+            seen.update(current.users)
+        return True
+
+
+def same_sizes(left: Sequence[Any], right: Sequence[Any]) -> bool:
+    """Tell whether two shapes are provably equal, without adding a guard."""
+    return len(left) == len(right) and all(known_equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def known_equal(left: Any, right: Any) -> bool:
+    """Tell whether two sizes are provably equal, without adding a guard."""
+    if type(left) is int and type(right) is int:
+        return left == right
+    return bool(statically_known_true(left == right))
+
+
+def known(condition: Any) -> bool:
+    """Tell whether a condition over sizes provably holds, without adding a guard."""
+    return condition if type(condition) is bool else bool(statically_known_true(condition))
+
+
+def number(value: Any) -> Any:
+    """Return the number or symbolic number that an argument stands for, or the argument itself."""
+    if isinstance(value, fx.Node):
+        found = value.meta.get("val")
+        return found if isinstance(found, (*_SYMBOLIC, int, float, bool)) else value
+    return value
+
+
+def _is_boundary(node: fx.Node) -> bool:
+    if node.op == "call_function":
+        return operators.is_boundary(node.target)
+    return node.op in ("call_module", "call_method")
+
+
+def _is_forward(name: str, node: fx.Node) -> bool:
+    return name != "aten.slice.Tensor" or node.kwargs.get("step", node.args[4] if len(node.args) > 4 else 1) == 1  # noqa: PLR2004 - the fifth argument of slice
+
+
+def _normalise(node: fx.Node) -> dict[str, Any]:
+    described = operators.describe(node.target)
+    bound = operators.bind(node.target, node.args, node.kwargs)
+    name = operators.name_of(node.target)
+    value = node.meta.get("val")
+    if name in _RESHAPES and isinstance(value, torch.Tensor):
+        return {"self": bound["self"], "size": tuple(value.shape)}
+    rank = _rank(bound, described)
+    if rank is not None:
+        _wrap_dims(bound, described, rank)
+    if name == "aten.slice.Tensor":
+        _clip_slice(bound)
+    return bound
+
+
+def _rank(bound: dict[str, Any], described: operators.Operator) -> int | None:
+    if described.ranked is None:
+        return None
+    source = bound[described.ranked]
+    if isinstance(source, tuple) and source:
+        source = source[0]
+    value = source.meta.get("val") if isinstance(source, fx.Node) else None
+    return value.dim() + described.extra_rank if isinstance(value, torch.Tensor) else None
+
+
+def _wrap_dims(bound: dict[str, Any], described: operators.Operator, rank: int) -> None:
+    for argument in described.arguments or ():
+        if argument.is_dim:
+            bound[argument.name] = _wrap(bound[argument.name], rank)
+
+
+def _wrap(dim: Any, rank: int) -> Any:
+    if isinstance(dim, tuple):
+        return tuple(_wrap(item, rank) for item in dim)
+    return dim + rank if type(dim) is int and dim < 0 else dim
+
+
+def _clip_slice(bound: dict[str, Any]) -> None:
+    source, dim = bound["self"], bound["dim"]
+    value = source.meta.get("val") if isinstance(source, fx.Node) else None
+    if not isinstance(value, torch.Tensor) or type(dim) is not int:
+        return
+    size = value.shape[dim]
+    bound["start"] = _clip(bound["start"], 0, size)
+    bound["end"] = _clip(bound["end"], size, size)
+
+
+def _clip(bound: Any, default: Any, size: Any) -> Any:
+    bound = number(bound)
+    if bound is None:
+        return default
+    if not isinstance(bound, int | torch.SymInt):
+        return bound
+    if known(bound < 0):
+        bound = bound + size
+    return size if known(bound >= size) else bound
+
+
+def nodes_in(value: Any) -> Iterable[fx.Node]:
+    """Yield the nodes in an argument."""
+    if isinstance(value, fx.Node):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from nodes_in(item)
+
+
+def is_tensor(node: fx.Node) -> bool:
+    """Tell whether ``node`` yields a tensor or several, rather than a number."""
+    return node.target is operator.getitem or not isinstance(node.meta.get("val"), (*_SYMBOLIC, int, float, bool))

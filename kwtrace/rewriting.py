@@ -1,0 +1,190 @@
+"""Matches → graph edits: the replacement put in place, with metadata that says what the new nodes yield."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from kwtrace import derived, operators
+from kwtrace.fakes import common_mode, mode_of, run
+from kwtrace.matching import Match
+from kwtrace.materialising import Materialiser
+from kwtrace.normal import View, same_sizes
+from kwtrace.patterns import AtMatch, Graph, Hole, In, MatchDevice, Ref, Size, fill
+from kwtrace.tracing_at_match import trace_replacement
+
+log = logging.getLogger("kwtrace")
+_OWN_META = frozenset({"val", "tensor_meta", "unbacked_bindings", "eager_input_vals", "example_value"})
+_VIEW = "aten.view.default"
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """What a rewrite put in: the nodes that stand for the outputs, and all new nodes."""
+
+    results: tuple[fx.Node, ...]
+    new: tuple[fx.Node, ...]
+
+
+def rewrite(match: Match) -> Rewrite | None:
+    """Put the replacement in place of a match.
+
+    Where it would yield something else than the graph had, or can't be made, the graph is left as it is, None is
+    returned, and the reason is logged.
+    """
+    writer = _Writer(match)
+    try:
+        with match.graph.inserting_before(_last_output(match)):
+            results = writer.write()
+    except Exception as error:  # noqa: BLE001 - whatever a replacement raises must not stop a user's compile
+        refused: str | None = f"{type(error).__name__}: {error}"
+    else:
+        refused = _difference(match, results)
+    if refused is not None:
+        writer.undo()
+        log.warning("%s: expected the replacement to yield what the graph had, found %s; left as it is", match.variant, refused)
+        return None
+    for old, new in zip(match.outputs, results, strict=True):
+        old.replace_all_uses_with(new)
+        if not _same_strides(old.meta["val"], new.meta["val"]):
+            _propagate(new)
+    _erase(match)
+    return Rewrite(results, tuple(writer.new))
+
+
+class _Writer:
+    """Instantiates a replacement graph."""
+
+    def __init__(self, match: Match) -> None:
+        self.match, self.graph = match, match.graph
+        self.cells = dict(zip(match.family.columns, match.row, strict=True))
+        self.mode = common_mode([*match.inputs.values(), *match.outputs])
+        self.values: dict[str, fx.Node] = {}
+        self.new: list[fx.Node] = []
+        self.sizes = Materialiser(match, self.mode, self.new)
+
+    def write(self) -> tuple[fx.Node, ...]:
+        replacement = self.match.family.skeleton.replacement
+        if isinstance(replacement, AtMatch):
+            return self._copy(trace_replacement(self.match, self.mode))
+        return self._instantiate(replacement)
+
+    def undo(self) -> None:
+        for node in reversed(self.new):
+            self.graph.erase_node(node)
+
+    def _instantiate(self, replacement: Graph) -> tuple[fx.Node, ...]:
+        for call in replacement.calls:
+            target = operators.resolve(call.target)
+            args = tuple(self._value(value) for value in call.args)
+            kwargs = {name: self._value(value) for name, value in call.kwargs}
+            args, kwargs = operators.without_defaults(target, args, kwargs)
+            self.values[call.name] = self._add(target, args, kwargs)
+        return tuple(self._value(value) for value in replacement.outputs)
+
+    def _copy(self, traced: Any) -> tuple[fx.Node, ...]:
+        mapped: dict[fx.Node, Any] = dict(zip(traced.placeholders, traced.bound, strict=True))
+        for node in traced.graph.nodes:
+            if node.op != "call_function":
+                continue
+            args = fx.map_arg(node.args, lambda n: mapped[n])
+            kwargs = fx.map_arg(node.kwargs, lambda n: mapped[n])
+            mapped[node] = self._add(node.target, args, kwargs)
+        return tuple(mapped[node] for node in traced.outputs)
+
+    def _add(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+        node = self.graph.call_function(target, args, kwargs)
+        self.new.append(node)
+        node.meta = {key: value for key, value in self.match.outputs[0].meta.items() if key not in _OWN_META}
+        node.meta["val"] = run(node, self.mode)
+        return node
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, tuple):
+            return [self._value(item) for item in value]
+        if isinstance(value, In):
+            return self.match.inputs[value.name]
+        if isinstance(value, Ref):
+            return self.values[value.name]
+        if isinstance(value, Size):
+            return self.sizes.write(value.expr)
+        if isinstance(value, Hole):
+            captured = self.match.kwargs[value.name]
+            return self.sizes.derive(value, captured) if isinstance(captured, fx.Node) else derived.evaluate(value, captured)
+        if isinstance(value, MatchDevice):
+            return next(iter(self.match.tensors.values())).device
+        return fill(value, self.cells)
+
+
+def _last_output(match: Match) -> fx.Node:
+    return max(match.outputs)
+
+
+def _difference(match: Match, results: tuple[fx.Node, ...]) -> str | None:
+    for old, new in zip(match.outputs, results, strict=True):
+        wanted, found = old.meta["val"], new.meta["val"]
+        if not isinstance(found, torch.Tensor):
+            return f"{found!r} for {old}"
+        if found.dtype is not wanted.dtype or found.device != wanted.device or not same_sizes(found.shape, wanted.shape):
+            return f"{found.dtype} {list(found.shape)} on {found.device} for {wanted.dtype} {list(wanted.shape)} on {wanted.device}"
+    return None
+
+
+def _same_strides(left: torch.Tensor, right: torch.Tensor) -> bool:
+    kept = [place for place, size in enumerate(left.shape) if not (type(size) is int and size == 1)]
+    strides = [[tensor.stride(place) for place in kept] for tensor in (left, right)]
+    return same_sizes(strides[0], strides[1])
+
+
+def _propagate(start: fx.Node) -> None:
+    """Recompute what the users of ``start`` yield as far as the new strides reach."""
+    pending = list(start.users)
+    while pending:
+        node = pending.pop(0)
+        before = node.meta.get("val")
+        mode = mode_of(before)
+        if node.op != "call_function" or mode is None or not isinstance(node.target, torch._ops.OpOverload):  # noqa: SLF001 - torch has no public name for the type
+            continue
+        after = _rerun(node, mode)
+        if isinstance(after, torch.Tensor) and not _same_strides(before, after):
+            node.meta["val"] = after
+            pending.extend(user for user in node.users if user not in pending)
+
+
+def _rerun(node: fx.Node, mode: FakeTensorMode) -> Any:
+    """Run ``node``; a view that its input's strides no longer allow becomes a reshape."""
+    try:
+        return run(node, mode)
+    except (RuntimeError, ValueError):
+        if operators.describe(node.target).name != _VIEW:
+            return None
+    node.target = torch.ops.aten.reshape.default
+    return run(node, mode)
+
+
+def _erase(match: Match) -> None:
+    """Erase what the match consists of, and the identities before it that nothing uses any more."""
+    view = View(match.graph)
+    pending = sorted(match.nodes, reverse=True)
+    while pending:
+        node = pending.pop(0)
+        if node.users or node._erased:  # noqa: SLF001 - fx has no public way to tell that a node was erased
+            continue
+        operands = node.all_input_nodes
+        match.graph.erase_node(node)
+        pending += [operand for operand in operands if not operand.users and view.is_identity(operand)]
+
+
+def remapped(inputs: Mapping[str, fx.Node], replaced: Mapping[fx.Node, fx.Node]) -> dict[str, fx.Node]:
+    """Return the inputs of a match after other matches were rewritten."""
+    found = dict(inputs)
+    for name, node in inputs.items():
+        while node in replaced:
+            node = replaced[node]  # noqa: PLW2901 - a chain of rewrites
+        found[name] = node
+    return found

@@ -1,0 +1,233 @@
+"""A variant → symbolic graphs and the conditions under which they hold.
+
+With `kwtrace.inductor` the one module that knows torch's private tracing machinery.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import sympy
+import torch
+from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.source import ConstantSource
+from torch._inductor.decomposition import select_decomp_table
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils._sympy.printers import PythonPrinter
+
+from kwtrace.domains import AxisParameter, CapturedParameter, Domain, Parameter, TensorParameter, TiedParameter
+from kwtrace.errors import TraceError
+from kwtrace.rules import DTypes
+from kwtrace.surroundings import clean_surroundings
+
+if TYPE_CHECKING:
+    from kwtrace.patterns import Variant
+    from kwtrace.rules import Rule
+    from kwtrace.shapes import DimSpec
+
+HINTS = (3, 5, 7, 11, 13, 17, 19, 23, 37, 41, 43, 47, 53, 59, 61, 67)
+"""Sizes of the named dims: distinct, and no multiples of each other, so that no accidental equality becomes a guard."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Where a variant is traced: the dims, and the optional places of shapes, that are 1 instead of symbolic.
+
+    ``static`` gives every other dim its hint as an int, which is faster and proves less.
+    """
+
+    dims: frozenset[str] = frozenset()
+    places: frozenset[tuple[str, int]] = frozenset()
+    static: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A traced function: its graph, the tensor parameters in order of the placeholders, and its conditions."""
+
+    graph: fx.Graph
+    inputs: tuple[str, ...]
+    conditions: frozenset[sympy.Basic]
+    symbols: Mapping[sympy.Basic, sympy.Basic]
+
+    def expression(self, value: Any) -> Any:
+        """Return a symbolic number as an expression over the dims, or a plain one as it is."""
+        if not isinstance(value, torch.SymInt | torch.SymFloat):
+            return value
+        expression = value.node.expr.xreplace(self.symbols)
+        if not expression.free_symbols:
+            return int(expression) if isinstance(value, torch.SymInt) else float(expression)
+        return expression
+
+
+def trace(function: Callable[..., Any], rule: Rule, domain: Domain, variant: Variant, point: Point, sample: Mapping[str, Any]) -> Trace:
+    """Trace a search or replacement function of ``rule`` with symbolic sizes.
+
+    Raises:
+        TraceError: naming rule and variant, if the function raises, returns something else than tensors, or depends on
+            data.
+
+    """
+    axes = dict(variant.axes)
+    env = ShapeEnv(duck_shape=False)
+    fake_mode = FakeTensorMode(shape_env=env)
+    fake_mode.cache_enabled = False  # filling the cache costs more than one trace saves
+    dims, symbols = _make_dims(env, domain, point)
+    present = [p for p in domain.tensors if not p.optional or axes[p.name]]
+    with clean_surroundings():
+        with fake_mode:
+            tensors = [_make_tensor(p, axes, dims, point) for p in present]
+        names = tuple(p.name for p in present)
+        call = caller(function, rule, domain, axes, names, sample)
+        graph = _run(call, fake_mode, tensors, f"Rule {rule.name}, variant {variant}, function {function.__name__}")
+    return Trace(graph, names, frozenset(_conditions(env, symbols, rule, variant)), symbols)
+
+
+def shape_of(parameter: TensorParameter, axes: Mapping[str, Any]) -> tuple[DimSpec, ...]:
+    """Return the shape that ``parameter`` has in a variant."""
+    if len(parameter.shapes) == 1:
+        return parameter.shapes[0]
+    return parameter.shapes[parameter.texts.index(axes[f"{parameter.name}_shape"])]
+
+
+def dtype_of(parameter: TensorParameter, axes: Mapping[str, Any]) -> torch.dtype:
+    """Return the dtype that ``parameter`` has in a variant."""
+    if isinstance(parameter.dtype, DTypes):
+        found = axes[parameter.dtype.name]
+        assert isinstance(found, torch.dtype)  # noqa: S101 - narrows the type for the checker; axes of a variable are dtypes
+        return found
+    return parameter.dtype
+
+
+def to_text(expression: Any) -> str:
+    """Return a size or condition as a Python expression."""
+    return str(PythonPrinter().doprint(expression))
+
+
+def _make_dims(env: ShapeEnv, domain: Domain, point: Point) -> tuple[dict[str, Any], dict[sympy.Basic, sympy.Basic]]:
+    names = sorted({n for p in domain.tensors for shape in p.shapes for dim in shape for n in dim.names})
+    if len(names) > len(HINTS):
+        msg = f"Expected at most {len(HINTS)} named dims in a rule, found {len(names)}."
+        raise TraceError(msg)
+    dims: dict[str, Any] = {}
+    symbols: dict[sympy.Basic, sympy.Basic] = {}
+    for name, hint in zip(names, HINTS, strict=False):
+        if name in point.dims or point.static:
+            dims[name] = 1 if name in point.dims else hint
+            continue
+        source = ConstantSource(name)
+        symbol = env.create_symbol(hint, source, dynamic_dim=DimDynamic.DYNAMIC)
+        dims[name] = env.create_symintnode(symbol, hint=hint, source=source)
+        symbols[symbol] = sympy.Symbol(name, integer=True, positive=True)
+    return dims, symbols
+
+
+def _make_tensor(parameter: TensorParameter, axes: Mapping[str, Any], dims: Mapping[str, Any], point: Point) -> torch.Tensor:
+    sizes = []
+    for place, dim in enumerate(shape_of(parameter, axes)):
+        factors = [dims[factor] if isinstance(factor, str) else factor for factor in dim.factors]
+        sizes.append(1 if (parameter.name, place) in point.places else math.prod(factors))
+    return torch.empty(sizes, dtype=dtype_of(parameter, axes), device=axes["device"])
+
+
+def caller(
+    function: Callable[..., Any],
+    rule: Rule,
+    domain: Domain,
+    axes: Mapping[str, Any],
+    present: tuple[str, ...],
+    sample: Mapping[str, Any],
+) -> Callable[..., Any]:
+    """Return ``function`` as a function of the tensors called ``present``: axes, captured values and None filled in."""
+    constants = {p.name: _constant(p, axes, sample) for p in domain.parameters}
+    taken = check_signature(function, rule, domain)
+
+    def call(*tensors: torch.Tensor) -> Any:
+        values = {**constants, **dict(zip(present, tensors, strict=True))}
+        positional = [values[p.name] for p in taken if p.kind is p.POSITIONAL_ONLY]
+        named = {p.name: values[p.name] for p in taken if p.kind is not p.POSITIONAL_ONLY}
+        return function(*positional, **named)
+
+    return call
+
+
+def check_signature(function: Callable[..., Any], rule: Rule, domain: Domain) -> list[inspect.Parameter]:
+    """Return the parameters of a search or replacement function.
+
+    Raises:
+        TraceError: if it takes a parameter that the rule doesn't have, or leaves one out that isn't declared unused.
+
+    """
+    known = {p.name for p in domain.parameters}
+    taken = list(inspect.signature(function).parameters.values())
+    names = {p.name for p in taken}
+    for name in sorted(names - known):
+        msg = f"Rule {rule.name}: expected a replacement with the rule's own parameters, found {name!r}; remove it."
+        raise TraceError(msg)
+    for name in sorted(known - names - set(rule.unused)):
+        msg = f"Rule {rule.name}, parameter {name}: expected the replacement to take it, found it missing; take it or declare unused=({name!r},)."
+        raise TraceError(msg)
+    return taken
+
+
+def _constant(parameter: Parameter, axes: Mapping[str, Any], sample: Mapping[str, Any]) -> Any:
+    if isinstance(parameter, AxisParameter):
+        return axes[parameter.name]
+    if isinstance(parameter, TiedParameter):
+        return axes[parameter.variable.name]
+    if isinstance(parameter, CapturedParameter):
+        return sample[parameter.name]
+    return None
+
+
+def _run(call: Callable[..., Any], fake_mode: FakeTensorMode, tensors: list[torch.Tensor], where: str) -> fx.Graph:
+    kept: list[Any] = []
+
+    def outputs(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        result = call(*inputs)
+        kept.append(result)
+        return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+
+    tracer = make_fx(outputs, select_decomp_table(), tracing_mode="symbolic")
+    try:
+        with fake_mode, enable_python_dispatcher():
+            graph: fx.Graph = tracer(*tensors).graph
+    except Exception as error:
+        msg = f"{where}: expected it to trace, found {type(error).__name__}: {_first_line(error)}"
+        raise TraceError(msg) from error
+    results = kept[-1] if isinstance(kept[-1], tuple | list) else (kept[-1],)
+    if not results or not all(isinstance(result, torch.Tensor) for result in results):
+        msg = f"{where}: expected it to return a tensor or a tuple of tensors, found {type(kept[-1]).__name__}."
+        raise TraceError(msg)
+    return graph
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "no message")
+
+
+def _conditions(env: ShapeEnv, symbols: Mapping[sympy.Basic, sympy.Basic], rule: Rule, variant: Variant) -> Iterator[sympy.Basic]:
+    found = [guard.expr for guard in env.guards]
+    found += [sympy.Eq(symbol, value) for symbol, value in env.replacements.items()]
+    found += [check.expr for checks in env.deferred_runtime_asserts.values() for check in checks]
+    for condition in found:
+        named = condition.xreplace(symbols)
+        if named is sympy.true:
+            continue
+        if isinstance(named, sympy.Eq) and any(side.is_number for side in named.args):
+            msg = (
+                f"Rule {rule.name}, variant {variant}: expected sizes to stay symbolic, found that tracing fixed one: {to_text(named)}; "
+                "write size ** 0.5 for math.sqrt(size), and don't turn sizes into ints."
+            )
+            raise TraceError(msg)
+        if named.free_symbols - set(symbols.values()):
+            msg = f"Rule {rule.name}, variant {variant}: expected sizes known from the inputs, found the data-dependent condition {condition}."
+            raise TraceError(msg)
+        yield named

@@ -1,0 +1,86 @@
+"""Replacements that are traced at the match, once per distinct input metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from kwtrace.domains import read_domain
+from kwtrace.fakes import own_value
+from kwtrace.generation import find_rule
+from kwtrace.tracing import caller
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from kwtrace.matching import Match
+
+_LIMIT = 256
+_traced: dict[Hashable, tuple[fx.GraphModule, tuple[str, ...]]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class TracedReplacement:
+    """A traced graph, its placeholders and what they stand for, and its outputs."""
+
+    graph: fx.Graph
+    placeholders: tuple[fx.Node, ...]
+    bound: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+
+
+def trace_replacement(match: Match, mode: FakeTensorMode) -> TracedReplacement:
+    """Trace the replacement of a match, or take the one that was traced for equal metadata."""
+    symbolic = {name: value for name, value in match.kwargs.items() if isinstance(value, fx.Node)}
+    inputs = {**match.inputs, **symbolic}
+    key = _key(match)
+    if key not in _traced:
+        if len(_traced) >= _LIMIT:
+            _traced.clear()
+        _traced[key] = (_trace(match, mode, inputs), tuple(inputs))
+    module, names = _traced[key]
+    placeholders = tuple(node for node in module.graph.nodes if node.op == "placeholder")
+    output = next(node for node in module.graph.nodes if node.op == "output")
+    return TracedReplacement(module.graph, placeholders, tuple(inputs[name] for name in names), tuple(output.args[0]))
+
+
+def _trace(match: Match, mode: FakeTensorMode, inputs: dict[str, fx.Node]) -> fx.GraphModule:
+    rule = find_rule(match.family.skeleton.module, match.rule)
+    axes = dict(match.variant.axes)
+    function = rule.replacements[axes["device"]].function
+    call = caller(function, rule, read_domain(rule), axes, tuple(inputs), match.kwargs)
+
+    def outputs(*values: Any) -> tuple[Any, ...]:
+        result = call(*values)
+        return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+
+    values = [own_value(node, mode) for node in inputs.values()]
+    with mode, enable_python_dispatcher(), torch.no_grad():
+        traced = make_fx(outputs, select_decomp_table(), tracing_mode="symbolic")(*values)
+    traced.graph.eliminate_dead_code()
+    return traced
+
+
+def _key(match: Match) -> Hashable:
+    tensors = tuple((name, _metadata(value)) for name, value in match.tensors.items())
+    captured = tuple((name, _shown(value)) for name, value in match.kwargs.items())
+    return (match.family.skeleton.module, str(match.variant), tensors, captured)
+
+
+def _metadata(value: torch.Tensor) -> Hashable:
+    return (tuple(map(_size, value.shape)), tuple(map(_size, value.stride())), value.dtype, value.device)
+
+
+def _size(size: Any) -> Hashable:
+    return (str(size.node.expr), id(size.node.shape_env)) if isinstance(size, torch.SymInt) else size
+
+
+def _shown(value: Any) -> str:
+    return f"{value.meta['val']}" if isinstance(value, fx.Node) else repr(value)

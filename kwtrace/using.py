@@ -1,0 +1,98 @@
+"""Pattern sets at work: in ``torch.compile`` by options or for the whole process, or on one graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from kwtrace.errors import KwtraceError
+from kwtrace.reports import Recorder, Report
+
+if TYPE_CHECKING:
+    from torch import fx
+
+_process = Recorder()
+_installed: list[Any] = []
+
+
+def options(patterns: Any, **inductor_options: Any) -> dict[str, Any]:
+    """Return ``options`` for ``torch.compile`` that rewrite with ``patterns``; nothing global is changed.
+
+    Args:
+        patterns: a generated package or its module, or a `PatternSet`.
+        inductor_options: further options of Inductor. A pass given or configured for the joint graph runs first.
+
+    """
+    from kwtrace import inductor  # noqa: PLC0415 - importing kwtrace must not import torch._inductor
+
+    given = inductor_options.get(inductor.KEY)
+    before = inductor.configured() if given is None else inductor.as_passes(given)
+    return {**inductor_options, inductor.KEY: inductor.KwtracePass(patterns, before, _process)}
+
+
+def install(patterns: Any) -> None:
+    """Rewrite with ``patterns`` in every ``torch.compile`` of the process, after the passes that are configured already."""
+    from kwtrace import inductor  # noqa: PLC0415 - importing kwtrace must not import torch._inductor
+
+    made = inductor.KwtracePass(patterns, inductor.configured(), _process)
+    _installed.append(made)
+    inductor.configure((made,))
+
+
+def uninstall(patterns: Any) -> None:
+    """Undo the last `install` of ``patterns``.
+
+    Raises:
+        KwtraceError: if they are not installed, or a pass was configured over them since.
+
+    """
+    from kwtrace import inductor  # noqa: PLC0415 - importing kwtrace must not import torch._inductor
+
+    made = next((one for one in reversed(_installed) if one.patterns is patterns), None)
+    if made is None:
+        msg = f"Expected installed patterns to uninstall, found {patterns!r}, which aren't."
+        raise KwtraceError(msg)
+    if inductor.configured()[-1:] == (made,):
+        inductor.configure(made.before[-1:])
+    else:
+        _unlink(inductor.configured(), made)
+    _installed.remove(made)
+
+
+@contextmanager
+def installed(patterns: Any) -> Iterator[None]:
+    """Install ``patterns`` for the time of a ``with`` block."""
+    install(patterns)
+    try:
+        yield
+    finally:
+        uninstall(patterns)
+
+
+def apply(gm: fx.GraphModule, patterns: Any) -> Report:
+    """Rewrite any ATen graph, from ``make_fx`` or ``torch.export``, in place; return what fired."""
+    from kwtrace.engine import Engine  # noqa: PLC0415 - importing kwtrace must not import the matcher
+    from kwtrace.loading import as_pattern_set  # noqa: PLC0415 - as above
+
+    recorder = Recorder()
+    recorder.add(Engine(as_pattern_set(patterns)).run(gm.graph))
+    gm.recompile()
+    return recorder.report()
+
+
+def stats(*, reset: bool = False) -> Report:
+    """Return what fired in ``torch.compile`` since the last reset, over the whole process."""
+    report = _process.report()
+    if reset:
+        _process.reset()
+    return report
+
+
+def _unlink(passes: tuple[Any, ...], made: Any) -> None:
+    """Take ``made`` out of the chain of passes that was built over it."""
+    for one in passes:
+        if made in getattr(one, "before", ()):
+            one.before = made.before
+            return
+        _unlink(getattr(one, "before", ()), made)
