@@ -10,7 +10,7 @@ from kwtrace.using import apply, install, installed, options, stats, uninstall
 
 if TYPE_CHECKING:
     from kwtrace.generating import GenerationReport, generate, trace
-    from kwtrace.matching import Match
+    from kwtrace.matches import Match
 
 __version__ = "0.1.0"
 
@@ -44,7 +44,7 @@ __all__ = [
 
 _LAZY = {
     "GenerationReport": "kwtrace.generating",
-    "Match": "kwtrace.matching",
+    "Match": "kwtrace.matches",
     "generate": "kwtrace.generating",
     "trace": "kwtrace.generating",
 }
@@ -55,6 +55,6 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
-    from importlib import import_module  # noqa: PLC0415 - only for the few names that are lazy
+    from importlib import import_module
 
     return getattr(import_module(_LAZY[name]), name)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import inspect
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -17,9 +19,25 @@ from kwtrace.domains import read_domain
 from kwtrace.rules import DTypes, OneOf, Rule
 
 _TRACER = (
-    "derived", "domains", "families", "generation", "lowering", "normal", "operators", "patterns", "proving", "rules",
-    "shapes", "source", "surroundings", "tracing", "values",
-)  # fmt: skip
+    "derived",
+    "domains",
+    "drafting",
+    "drafts",
+    "families",
+    "generation",
+    "lowering",
+    "merging",
+    "normal",
+    "operators",
+    "patterns",
+    "proving",
+    "rules",
+    "shapes",
+    "source",
+    "surroundings",
+    "tracing",
+    "values",
+)
 _FOREIGN = ("torch", "numpy", "kwtrace.rules", "kwtrace.domains")
 
 
@@ -59,7 +77,8 @@ def _options(rule: Rule) -> tuple[Any, ...]:
 @functools.cache
 def _tracer_digest() -> str:
     folder = Path(__file__).parent
-    return hashlib.sha256(b"".join((folder / f"{name}.py").read_bytes() for name in _TRACER)).hexdigest()
+    sources = [(folder / f"{name}.py").read_text(encoding="utf-8") for name in _TRACER]
+    return hashlib.sha256("\n".join(map(_normalised, sources)).encode()).hexdigest()
 
 
 def _sources(function: Callable[..., Any]) -> set[str]:
@@ -73,14 +92,31 @@ def _sources(function: Callable[..., Any]) -> set[str]:
         found[current] = f"{current.__qualname__}\n{_source(current)}"
         if isinstance(current, FunctionType):
             pending += [value for _, value in _reached(current) if inspect.isfunction(value) and not _is_foreign(value)]
-            found.update({(current, name): f"{name} = {value!r}" for name, value in _reached(current) if _is_constant(value)})
+            found.update(
+                {(current, name): f"{name} = {value!r}" for name, value in _reached(current) if _is_constant(value)}
+            )
     return set(found.values())
+
+
+def _normalised(source: str) -> str:
+    """Return code without what doesn't run: layout, comments and docstrings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if (
+            isinstance(body, list)
+            and body
+            and isinstance(body[0], ast.Expr)
+            and isinstance(body[0].value, ast.Constant)
+        ):
+            body[0] = ast.Pass()
+    return ast.dump(tree)
 
 
 def _source(function: Any) -> str:
     try:
-        return inspect.getsource(function)
-    except (OSError, TypeError):
+        return _normalised(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
         code = getattr(function, "__code__", None)
         return repr((code.co_code, code.co_consts)) if code else repr(function)
 

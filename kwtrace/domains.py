@@ -16,7 +16,7 @@ from kwtrace.errors import RuleError
 from kwtrace.patterns import Variant
 from kwtrace.rules import Captured, DTypes, OneOf, Shape
 from kwtrace.shapes import DimSpec, parse_shape
-from kwtrace.values import exact_key
+from kwtrace.values import exact_key, is_constant
 
 if TYPE_CHECKING:
     from kwtrace.rules import Rule
@@ -106,7 +106,8 @@ def read_domain(rule: Rule) -> Domain:
 def samples(domain: Domain, variant: Variant) -> tuple[dict[str, Any], ...]:
     """Return the values to trace the captured parameters with: two sets in which every value is another one.
 
-    Parameters that the variant fixes at a special value have that value in both. With nothing captured there is one set.
+    Parameters that the variant fixes at a special value have that value in both. With nothing captured there is one
+    set.
     """
     fixed = dict(variant.axes)
     free = [p for p in domain.captured if p.name not in fixed]
@@ -173,6 +174,7 @@ def _read(rule: Rule, parameter: inspect.Parameter, hints: Mapping[str, Any]) ->
     if OneOf in by_kind:
         return AxisParameter(parameter.name, _checked_values(by_kind[OneOf].values, where))
     if base is torch.dtype and DTypes in by_kind:
+        _check_dtypes(by_kind[DTypes], where)
         return TiedParameter(parameter.name, by_kind[DTypes])
     if base in NUMBERS and not optional:
         return _read_captured(parameter.name, base, by_kind.get(Captured, Captured()), where)
@@ -213,12 +215,23 @@ def _read_tensor(name: str, by_kind: dict[type, Any], *, optional: bool, where: 
         msg = f"{where}: expected a Shape in its annotation, found none; write Annotated[Tensor, Shape('m k'), T]."
         raise RuleError(msg)
     if dtype is None:
-        msg = f"{where}: expected a dtype or a DTypes variable in its annotation, found neither; list the dtypes it may have."
+        msg = (
+            f"{where}: expected a dtype or a DTypes variable in its annotation, found neither; list the dtypes it may "
+            "have."
+        )
         raise RuleError(msg)
     if isinstance(dtype, DTypes):
-        _checked_values(dtype.dtypes, f"{where}, variable {dtype.name}")
+        _check_dtypes(dtype, where)
+    _checked_values(shape.alternatives, f"{where}, Shape")
     shapes = tuple(parse_shape(text, where) for text in shape.alternatives)
     return TensorParameter(name, shapes, shape.alternatives, dtype, optional)
+
+
+def _check_dtypes(variable: DTypes, where: str) -> None:
+    for dtype in _checked_values(variable.dtypes, f"{where}, variable {variable.name}"):
+        if not isinstance(dtype, torch.dtype):
+            msg = f"{where}, variable {variable.name}: expected dtypes, found {dtype!r}."
+            raise RuleError(msg)
 
 
 def _read_captured(name: str, kind: type, marker: Captured, where: str) -> CapturedParameter:
@@ -232,6 +245,8 @@ def _read_captured(name: str, kind: type, marker: Captured, where: str) -> Captu
         if type(value) is not kind:
             msg = f"{where}: expected special values of type {kind.__name__}, found {value!r}."
             raise RuleError(msg)
+    if marker.special:
+        _checked_values(marker.special, f"{where}, special")
     return CapturedParameter(name, kind, example, marker.special)
 
 
@@ -240,7 +255,7 @@ def _read_inferred(name: str, base: Any, *, optional: bool, where: str) -> AxisP
     if base is bool:
         return AxisParameter(name, (False, True, *ending))
     if get_origin(base) is Literal:
-        return AxisParameter(name, (*get_args(base), *ending))
+        return AxisParameter(name, _checked_values((*get_args(base), *ending), where))
     if isinstance(base, type) and issubclass(base, enum.Enum):
         return AxisParameter(name, _checked_values((*base, *ending), where))
     shown = getattr(base, "__name__", str(base))
@@ -255,6 +270,10 @@ def _checked_values(values: tuple[Any, ...], where: str) -> tuple[Any, ...]:
     if not values:
         msg = f"{where}: expected at least one value in its domain, found none."
         raise RuleError(msg)
+    for value in values:
+        if not is_constant(value):
+            msg = f"{where}: expected constants, enum members or tuples of them in its domain, found {value!r}."
+            raise RuleError(msg)
     keys = [exact_key(value) for value in values]
     if len(set(keys)) < len(keys):
         msg = f"{where}: expected distinct values in its domain, found {values!r}."
@@ -305,7 +324,7 @@ def _check_names(rule: Rule, parameters: tuple[Parameter, ...]) -> None:
 
 
 def _is_redundant(axes: Mapping[str, Any], domain: Domain) -> bool:
-    """Tell whether the point differs from another one only in the shape of an absent tensor or in an unused variable."""
+    """Tell whether the point differs from another only in the shape of an absent tensor or in an unused variable."""
     for p in domain.tensors:
         absent = p.optional and not axes[p.name]
         if absent and len(p.texts) > 1 and axes[f"{p.name}_shape"] != p.texts[0]:

@@ -13,7 +13,8 @@ from torch import fx
 from kwtrace import operators
 from kwtrace.errors import KwtraceError
 from kwtrace.generation import find_module
-from kwtrace.matching import Match, Matcher
+from kwtrace.matches import Match
+from kwtrace.matching import Matcher
 from kwtrace.normal import View
 from kwtrace.patterns import AtMatch, Family, PatternSet, Variant
 from kwtrace.rewriting import remapped, rewrite
@@ -32,7 +33,7 @@ class Engine:
         self._required = [frozenset(op.target for op in family.skeleton.search) for family in self.families]
 
     def find(self, graph: fx.Graph) -> list[Match]:
-        """Return the matches to rewrite, without rewriting: of any that overlap the largest, in the order of the graph."""
+        """Return the matches to rewrite, in the order of the graph: of any that overlap, the largest."""
         anchors = _by_operator(graph)
         present = anchors.keys()
         view = View(graph)
@@ -117,13 +118,15 @@ def _matches(matcher: Matcher, view: View, anchors: Iterable[fx.Node]) -> Iterat
 
 
 def is_disabled(variant: Variant, setting: str) -> bool:
-    """Tell whether ``KWTRACE_DISABLE=setting`` switches a variant off: ``1``, or ``rule`` or ``rule[axis=value]``, ..."""
+    """Tell whether ``KWTRACE_DISABLE=setting`` switches a variant off: ``1``, or ``rule``, ``rule[axis=value]``, ..."""
     if setting == "1":
         return True
     axes = {name: str(value).removeprefix("torch.") for name, value in variant.axes}
     for rule, wanted in re.findall(r"(\w+)(?:\[([^\]]*)\])?", setting):
         pairs = (pair.split("=", 1) for pair in wanted.split(",") if "=" in pair)
-        if rule == variant.rule and all(axes.get(n.strip()) == v.strip().strip("'\"").removeprefix("torch.") for n, v in pairs):
+        if rule == variant.rule and all(
+            axes.get(n.strip()) == v.strip().strip("'\"").removeprefix("torch.") for n, v in pairs
+        ):
             return True
     return False
 

@@ -16,10 +16,11 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 def run(node: fx.Node, mode: FakeTensorMode) -> Any:
     """Return what ``node`` yields, from the fake values of its arguments."""
+    target: Any = node.target
     args = fx.map_arg(node.args, lambda n: own_value(n, mode))
     kwargs = fx.map_arg(node.kwargs, lambda n: own_value(n, mode))
     with mode, enable_python_dispatcher(), torch.no_grad():
-        return node.target(*args, **kwargs)  # type: ignore[operator] - only call_function nodes come here
+        return target(*args, **kwargs)
 
 
 def own_value(node: fx.Node, mode: FakeTensorMode) -> Any:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from kwtrace.patterns import MARKERS, Family, Pattern, Slot, map_leaves
+from kwtrace.patterns import MARKERS, Family, Hole, Pattern, Slot, map_leaves
 from kwtrace.values import exact_key
 
 BLANK = "*"
@@ -47,6 +48,8 @@ def _blanked(pattern: Pattern, names: tuple[str, ...]) -> Hashable:
 
 
 def _blank(leaf: Any) -> Any:
+    if isinstance(leaf, Hole):
+        return (leaf.name, leaf.function, exact_key(leaf.constant))
     return leaf if isinstance(leaf, MARKERS) else BLANK
 
 
@@ -56,8 +59,14 @@ def _exact(pattern: Pattern, names: tuple[str, ...]) -> Hashable:
 
 def _constants(pattern: Pattern, names: tuple[str, ...]) -> list[Any]:
     found: list[Any] = []
+
+    def note(leaf: Any) -> Any:
+        if not isinstance(leaf, MARKERS):
+            found.append(leaf)
+        return leaf
+
     for name in names:
-        map_leaves(getattr(pattern, name), lambda leaf: isinstance(leaf, MARKERS) or found.append(leaf))
+        map_leaves(getattr(pattern, name), note)
     return found
 
 
@@ -76,12 +85,14 @@ def _family(group: list[Pattern]) -> Family:
 def _places(axes: dict[str, tuple[Any, ...]], vectors: list[tuple[Any, ...]]) -> list[str | None]:
     """Name each place that varies: after the axis that has the same values there, or ``c0``, ``c1``, ..."""
     known = {exact_key(vector): name for name, vector in reversed(axes.items())}
+    taken = set(axes)
     names: list[str | None] = []
-    count = 0
     for vector in vectors:
         key = exact_key(vector)
         if _varies(vector) and key not in known:
-            known[key], count = f"c{count}", count + 1
+            name = next(f"c{i}" for i in itertools.count() if f"c{i}" not in taken)
+            taken.add(name)
+            known[key] = name
         names.append(known[key] if _varies(vector) else None)
     return names
 

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rules = _collect(options.modules or [_SHIPPED])
         chosen = [rule for rule in rules if fnmatch.fnmatch(rule.name, options.only)]
         if not chosen:
-            parser.error(f"expected --only to match one of {', '.join(r.name for r in rules) or 'no rules'}, found {options.only!r}")
+            parser.error(f"expected --only to match one of {', '.join(r.name for r in rules)}, found {options.only!r}")
         return _run(options, chosen, everything=len(chosen) == len(rules))
     except KwtraceError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -45,16 +45,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def shipped_folder() -> Path:
     """Return the folder of the package that kwtrace ships."""
-    import patterns_gen  # noqa: PLC0415 - it need not exist before the first run
+    import patterns_gen
 
     return Path(next(iter(patterns_gen.__path__)))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m kwtrace.gen", description="Generate fusion patterns ahead of time.")
+    parser = argparse.ArgumentParser(
+        prog="python -m kwtrace.gen", description="Generate fusion patterns ahead of time."
+    )
     parser.add_argument("modules", nargs="*", help="modules that declare rules; without any, those that kwtrace ships")
     parser.add_argument("--out", type=Path, help="the folder of the generated package")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 and say what differs if the package is stale")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 and say what differs if the package is stale"
+    )
     parser.add_argument("--list", action="store_true", help="write nothing; list the rules and their variants")
     parser.add_argument("--only", default="*", metavar="GLOB", help="only the rules whose name matches")
     parser.add_argument("--jobs", type=_positive, metavar="N", help="processes to trace with; one per core by default")

@@ -70,10 +70,17 @@ class GenerationReport:
             for r in self.rules
         ]
         widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
-        lines = ["  ".join(cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))) for row in cells]  # noqa: PLR2004 - the first two columns are words
+        lines = [_aligned(row, widths) for row in cells]
         failures = [f"rejected: {reason}" for rule in self.rules for _, reason in rule.failed]
         note = [] if self.changed else [f"nothing changed in {self.out} for torch {self.torch}"]
-        return "\n".join([*(line.rstrip() for line in lines), *failures, *note])
+        return "\n".join([*lines, *failures, *note])
+
+
+def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
+    """Return a line of a table whose first two columns are words and whose others are numbers."""
+    words = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
+    numbers = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
+    return "  ".join([*words, *numbers]).rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +143,9 @@ def generate(
             reports[rule.name] = report
             if result is not None:
                 texts[rule.name] = packages.render_rule(result, version)
-                entries[rule.name] = packages.make_entry(result, texts[rule.name], rule.module, source_digest(rule), describe_axes(rule))
+                entries[rule.name] = packages.make_entry(
+                    result, texts[rule.name], rule.module, source_digest(rule), describe_axes(rule)
+                )
     manifest = Manifest(version, kwtrace.__version__, dict(sorted(entries.items())))
     if _differences_on_disk(out, folder, manifest, texts):
         packages.write_package(out, manifest, texts)
@@ -171,7 +180,12 @@ def check(rules: Sequence[Rule], out: str | Path, *, jobs: int | None = None) ->
     folder = packages.version_folder(out, version)
     old = packages.read_manifest(folder)
     if old is None:
-        return [Difference("package", f"expected a set for torch {version} in {folder}, found none that can be read; run python -m kwtrace.gen")]
+        return [
+            Difference(
+                "package",
+                f"expected a set for torch {version} in {folder}, found none to read; run python -m kwtrace.gen",
+            )
+        ]
     found: list[Difference] = []
     names = {rule.name for rule in rules}
     found += [Difference(name, "is in the package, but is no rule any more") for name in old.rules if name not in names]
@@ -203,7 +217,9 @@ def _difference_from_traced(rule: Rule, text: str, jobs: int | None) -> list[str
     if result is None:
         return ["the rule can't be traced"]
     expected = packages.render_rule(result, torch_version())
-    lines = difflib.unified_diff(expected.splitlines(), text.splitlines(), "generated", "found", lineterm="", n=_CONTEXT_LINES)
+    lines = difflib.unified_diff(
+        expected.splitlines(), text.splitlines(), "generated", "found", lineterm="", n=_CONTEXT_LINES
+    )
     return list(lines)[:_DIFF_LINES]
 
 
@@ -228,8 +244,10 @@ def _differences_on_disk(out: Path, folder: Path, manifest: Manifest, texts: dic
         folder / "__init__.py": packages.render_index(manifest),
         out / "__init__.py": packages.render_root(roots),
     }
-    words = [f"{path.relative_to(out)} is not what was generated" for path, text in expected.items() if _read(path) != text]
-    present = {path for path in folder.glob("*.py")} | set(folder.glob("*.json"))
+    words = [
+        f"{path.relative_to(out)} is not what was generated" for path, text in expected.items() if _read(path) != text
+    ]
+    present = set(folder.glob("*.py")) | set(folder.glob("*.json"))
     return words + [f"{path.relative_to(out)} was not generated" for path in sorted(present - expected.keys())]
 
 
@@ -255,17 +273,28 @@ def _is_fresh(rule: Rule, entries: dict[str, Entry], texts: dict[str, str]) -> b
     return same_source and packages.checksum(texts[rule.name]) == entry.sha256 and not _changed_operators(entry)
 
 
-def _trace(rule: Rule, pool: Executor | None, tick: Callable[[int], object] | None) -> tuple[RuleReport, RuleResult | None]:
+def _trace(
+    rule: Rule, pool: Executor | None, tick: Callable[[int], object] | None
+) -> tuple[RuleReport, RuleResult | None]:
     start = time.perf_counter()
     try:
         result = generate_rule(rule, pool, tick)
         packages.render_rule(result, torch_version())
     except KwtraceError as error:
-        return RuleReport(rule.name, "failed", 0, 0, 0, 0, ((rule.name, str(error)),), time.perf_counter() - start), None
+        return RuleReport(
+            rule.name, "failed", 0, 0, 0, 0, ((rule.name, str(error)),), time.perf_counter() - start
+        ), None
     rows = sum(len(family.rows) for family in result.families)
     status = "traced" if result.families else "failed"
     report = RuleReport(
-        rule.name, status, result.variants, rows, len(result.families), len(result.merged), result.failed, time.perf_counter() - start
+        rule.name,
+        status,
+        result.variants,
+        rows,
+        len(result.families),
+        len(result.merged),
+        result.failed,
+        time.perf_counter() - start,
     )
     return report, result if result.families else None
 
@@ -279,7 +308,8 @@ def _check_names(rules: Sequence[Rule]) -> None:
     for rule in rules:
         other = seen.setdefault(rule.name, rule)
         if other is not rule:
-            msg = f"Expected distinct rule names, found {rule.name} in {other.module} and in {rule.module}; pass name= to one."
+            places = f"{other.module} and {rule.module}"
+            msg = f"Expected distinct rule names, found {rule.name} in {places}; pass name= to one."
             raise RuleError(msg)
 
 

@@ -7,17 +7,19 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from kwtrace.domains import AxisParameter, Domain, enumerate_variants, read_domain
+from kwtrace.drafting import draft
+from kwtrace.drafts import Draft, to_pattern
 from kwtrace.errors import ConflictError, KwtraceError, LoadError, RuleError
 from kwtrace.families import factor, replacement_key, search_key, skeleton_key
-from kwtrace.lowering import Draft, draft, to_pattern
 from kwtrace.patterns import AtMatch, Family, Pattern, Variant
-from kwtrace.proving import Subject, describe_point, draft_at, join_points, prove
+from kwtrace.proving import Proof, Subject, describe_point, draft_at, join_points, prove
 from kwtrace.rules import Rule
 from kwtrace.tracing import Point
 
+_Item = tuple[Variant, Draft]
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -84,10 +86,13 @@ def find_rule(module: str, name: str) -> Rule:
     raise LoadError(msg)
 
 
-def generate_rule(rule: Rule, executor: Executor | None = None, progress: Callable[[int], object] | None = None) -> RuleResult:
+def generate_rule(
+    rule: Rule, executor: Executor | None = None, progress: Callable[[int], object] | None = None
+) -> RuleResult:
     """Trace every variant of a rule, prove what can be proved of each, and factor them into families.
 
-    Variants that can't be traced are reported, not raised; the others are generated all the same.
+    Variants that can't be traced or contradict each other are reported, not raised; the others are generated all the
+    same. An axis that the replacement ignores leaves no family, since nobody can tell which of its values is right.
 
     Raises:
         RuleError: if the declaration itself is wrong.
@@ -108,14 +113,17 @@ def generate_rule(rule: Rule, executor: Executor | None = None, progress: Callab
             drafts[variant] = found
         _tick(progress)
     kept, merged, conflicts = _compare(rule, domain, drafts)
+    errors = len(failed)
     failed += conflicts
-    groups = [(source, members) for members in _group(rule, domain, Point(), [(v, drafts[v]) for v in kept])]
-    results = list(_map(_prove_task, groups, executor))
+    failed += _unused_axes(rule, domain, [drafts[v] for v in kept], kept)
+    if len(failed) > len(conflicts) + errors:
+        return RuleResult(rule.name, len(variants), (), tuple(merged), tuple(failed), ())
+    bundles = [(source, bundle) for bundle in _bundle(rule, domain, [(v, drafts[v]) for v in kept])]
+    results = list(_map(_prove_task, bundles, executor))
     patterns = [pattern for found, _ in results for pattern in found]
     unmatched = [pair for _, pairs in results for pair in pairs]
     order = {variant.axes: place for place, variant in enumerate(variants)}
     families = factor(sorted(patterns, key=lambda p: (len(p.search) + len(p.inputs), order[p.axes], repr(p.dims))))
-    failed += _unused_axes(rule, domain, [drafts[v] for v in kept], kept)
     return RuleResult(rule.name, len(variants), families, tuple(merged), tuple(failed), tuple(dict.fromkeys(unmatched)))
 
 
@@ -143,51 +151,59 @@ def _draft_task(task: tuple[Rule | RuleReference, Variant]) -> Draft | str:
         return str(error)
 
 
-def _compare(rule: Rule, domain: Domain, drafts: dict[Variant, Draft]) -> tuple[list[Variant], list[tuple[str, str]], list[tuple[str, str]]]:
-    """Merge variants with equal graphs; refuse those with one search graph and different replacements."""
-    kept: dict[Hashable, tuple[Variant, Hashable]] = {}
-    merged: list[tuple[str, str]] = []
-    conflicts: list[tuple[str, str]] = []
+def _compare(
+    rule: Rule, domain: Domain, drafts: dict[Variant, Draft]
+) -> tuple[list[Variant], list[tuple[str, str]], list[tuple[str, str]]]:
+    """Merge variants with equal graphs; refuse all of those with one search graph and different replacements."""
+    groups: dict[Hashable, dict[Variant, Hashable]] = {}
     for variant, found in drafts.items():
         pattern = to_pattern(rule, domain, variant, found, Point())
-        first, replacement = kept.setdefault(search_key(pattern), (variant, replacement_key(pattern)))
-        if first is variant:
+        groups.setdefault(search_key(pattern), {})[variant] = replacement_key(pattern)
+    kept: list[Variant] = []
+    merged: list[tuple[str, str]] = []
+    conflicts: list[tuple[str, str]] = []
+    for replacements in groups.values():
+        first, *others = replacements
+        different = [other for other in others if replacements[other] != replacements[first]]
+        if different:
+            pairs = [(first, different[0]), *((other, first) for other in others)]
+            conflicts += [(str(one), str(_conflict(one, other))) for one, other in pairs]
             continue
-        if replacement == replacement_key(pattern):
-            merged.append((str(variant), str(first)))
-            continue
-        conflicts.append((str(variant), str(_conflict(variant, first))))
-    return [variant for variant, _ in kept.values()], merged, conflicts
+        kept.append(first)
+        merged += [(str(other), str(first)) for other in others]
+    return kept, merged, conflicts
 
 
 def _conflict(variant: Variant, first: Variant) -> ConflictError:
     return ConflictError(
-        f"Rule {variant.rule}, variant {variant}: expected a search graph of its own, found that of variant {first}, whose "
-        "replacement differs; the argument that tells them apart vanished while tracing, so prune one with where=."
+        f"Rule {variant.rule}, variant {variant}: expected a search graph of its own, found that of variant {first}, "
+        "whose replacement differs; the argument that tells them apart vanished while tracing; prune one with where=."
     )
 
 
-def _group(rule: Rule, domain: Domain, point: Point, items: list[tuple[Variant, Draft]]) -> list[tuple[Point, list[tuple[Variant, Draft]]]]:
-    groups: dict[Hashable, list[tuple[Variant, Draft]]] = {}
+def _bundle(rule: Rule, domain: Domain, items: list[_Item]) -> list[list[_Item]]:
+    """Put variants with the same inputs on the same device together, as one task: they share most of their proof."""
+    bundles: dict[Hashable, list[_Item]] = {}
     for variant, found in items:
-        key = skeleton_key(to_pattern(rule, domain, variant, found, Point(), point))
-        groups.setdefault(key, []).append((variant, found))
-    return [(point, members) for members in groups.values()]
+        pattern = to_pattern(rule, domain, variant, found, Point())
+        key = (pattern.device, tuple((declared.name, declared.dims) for declared in pattern.inputs))
+        bundles.setdefault(key, []).append((variant, found))
+    return list(bundles.values())
 
 
-def _prove_task(task: tuple[Rule | RuleReference, tuple[Point, list[tuple[Variant, Draft]]]]) -> tuple[list[Pattern], list[tuple[str, str]]]:
-    """Turn a group of drafts with one skeleton into patterns, and trace on where the group doesn't hold."""
+def _prove_task(task: tuple[Rule | RuleReference, list[_Item]]) -> tuple[list[Pattern], list[tuple[str, str]]]:
+    """Turn drafts with the same inputs into patterns, and trace on at the sizes where they don't hold."""
     rule = _load(task[0])
     domain = read_domain(rule)
     patterns: list[Pattern] = []
     unmatched: list[tuple[str, str]] = []
-    pending, seen = [task[1]], set[tuple[Variant, Point]]()
+    pending = {Point(): task[1]}
+    seen: set[tuple[Variant, Point]] = set()
     while pending:
-        point, members = pending.pop(0)
-        further: dict[Point, list[tuple[Variant, Draft]]] = {}
-        for subject, ones, differing in _prove_group(rule, domain, point, members):
-            patterns.append(to_pattern(rule, domain, subject.variant, subject.base, ones, point))
-            for single in differing:
+        point = next(iter(pending))
+        for subject, proof in _prove_all(rule, domain, point, pending.pop(point)):
+            patterns.append(to_pattern(rule, domain, subject.variant, subject.base, proof.ones, point))
+            for single in proof.differing:
                 joined = join_points((point, single))
                 if (subject.variant, joined) in seen:
                     continue
@@ -196,25 +212,28 @@ def _prove_task(task: tuple[Rule | RuleReference, tuple[Point, list[tuple[Varian
                 if found is None:
                     unmatched.append((str(subject.variant), describe_point(joined)))
                 else:
-                    further.setdefault(joined, []).append((subject.variant, found.base))
-        for joined, items in further.items():
-            pending += _group(rule, domain, joined, items)
+                    pending.setdefault(joined, []).append((subject.variant, found.base))
     return patterns, unmatched
 
 
-def _prove_group(rule: Rule, domain: Domain, point: Point, members: list[tuple[Variant, Draft]]) -> Iterator[tuple[Subject, Point, tuple[Point, ...]]]:
-    """Prove the first member, and hold the others against it at all sizes of 1 together; prove those apart that differ."""
-    (variant, base), *others = members
-    first = Subject(rule, domain, variant, point, base)
-    proof = prove(first)
-    yield first, proof.ones, proof.differing
-    for other, found in others:
-        subject = Subject(rule, domain, other, point, found)
-        if subject.holds_at(proof.ones, static=True):
-            yield subject, proof.ones, proof.differing
-        else:
-            own = prove(subject)
-            yield subject, own.ones, own.differing
+def _prove_all(rule: Rule, domain: Domain, point: Point, items: list[_Item]) -> Iterator[tuple[Subject, Proof]]:
+    """Prove the first draft of each skeleton, and hold those that share its skeleton against it at all sizes of 1."""
+    sibling: Proof | None = None
+    for (variant, base), *others in _group(rule, domain, point, items):
+        first = Subject(rule, domain, variant, point, base)
+        proof = sibling = prove(first, sibling)
+        yield first, proof
+        for other, found in others:
+            subject = Subject(rule, domain, other, point, found)
+            yield subject, proof if subject.holds_at(proof.ones, static=True) else prove(subject)
+
+
+def _group(rule: Rule, domain: Domain, point: Point, items: list[_Item]) -> list[list[_Item]]:
+    groups: dict[Hashable, list[_Item]] = {}
+    for variant, found in items:
+        key = skeleton_key(to_pattern(rule, domain, variant, found, Point(), point))
+        groups.setdefault(key, []).append((variant, found))
+    return list(groups.values())
 
 
 def _unused_axes(rule: Rule, domain: Domain, drafts: list[Draft], variants: list[Variant]) -> list[tuple[str, str]]:
@@ -228,8 +247,8 @@ def _unused_axes(rule: Rule, domain: Domain, drafts: list[Draft], variants: list
         if pairs and all(replacement_key(a) == replacement_key(b) for a, b in pairs):
             a, b = (Variant(rule.name, p.axes) for p in pairs[0])
             message = (
-                f"Rule {rule.name}, parameter {parameter.name}: expected the replacement to depend on it as the search function "
-                f"does, found one replacement for {a} and {b}; use it or declare it in unused=."
+                f"Rule {rule.name}, parameter {parameter.name}: expected the replacement to depend on it as the search "
+                f"function does, found one replacement for {a} and {b}; use it or declare it in unused=."
             )
             found.append((str(b), message))
     return found

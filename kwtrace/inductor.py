@@ -1,6 +1,7 @@
 """The pass that Inductor calls: the one file that imports ``torch._inductor``.
 
-Inductor's configuration names a pass for the joint graph; kwtrace's calls the one that was there before it, then rewrites.
+Inductor's configuration names a pass for the joint graph; kwtrace's calls the one that was there before it, then
+rewrites.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ log = logging.getLogger("kwtrace")
 KEY = "joint_custom_pre_pass"
 
 
-class KwtracePass(CustomGraphPass):  # type: ignore[misc] - torch's class is untyped
+class KwtracePass(CustomGraphPass):
     """Rewrites a graph with a pattern set, after the passes that were configured before it."""
 
     def __init__(self, patterns: Any, before: tuple[Any, ...], recorder: Recorder) -> None:
@@ -54,7 +55,9 @@ class KwtracePass(CustomGraphPass):  # type: ignore[misc] - torch's class is unt
         earlier = [_uuid(one) for one in self.before]
         if any(one is None for one in earlier):
             return None
-        own = "\n".join([_content(self.patterns), kwtrace.__version__, torch.__version__, os.environ.get("KWTRACE_DISABLE", "")])
+        own = "\n".join(
+            [_content(self.patterns), kwtrace.__version__, torch.__version__, os.environ.get("KWTRACE_DISABLE", "")]
+        )
         return (hashlib.sha256(own.encode()).hexdigest(), *earlier)
 
     def __eq__(self, other: object) -> bool:

@@ -46,12 +46,17 @@ class Package:
         return self._loaded
 
     def _trace(self, folder: str) -> PatternSet:
-        from kwtrace.generating import generate  # noqa: PLC0415 - the tracer is loaded only where nothing was generated
-        from kwtrace.generation import RuleReference  # noqa: PLC0415 - as above
+        from kwtrace.generating import generate
+        from kwtrace.generation import RuleReference
 
         name = f"{self.name.replace('.', '_')}_{'_'.join(sorted(self.rules))}"
         out = cache_folder() / name
-        log.warning("%s: expected a set for torch %s, found none; its rules are traced once and kept in %s", self.name, folder, out)
+        log.warning(
+            "%s: expected a set for torch %s, found none; its rules are traced once and kept in %s",
+            self.name,
+            folder,
+            out,
+        )
         rules = [RuleReference(module, rule).load() for rule, module in sorted(self.rules.items())]
         generate(rules, out)
         return read_folder(out / folder)
@@ -89,7 +94,9 @@ def read_folder(folder: Path) -> PatternSet:
 
     """
     name = f"_kwtrace_{abs(hash(str(folder)))}"
-    spec = importlib.util.spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
+    spec = importlib.util.spec_from_file_location(
+        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
     if spec is None or spec.loader is None:
         msg = f"Expected a generated set in {folder}, found none; run python -m kwtrace.gen."
         raise LoadError(msg)
@@ -131,4 +138,5 @@ def _import(name: str) -> ModuleType | None:
 
 
 def _unreadable(name: str, error: Exception) -> str:
-    return f"Expected the generated module {name} to import, found {type(error).__name__}: {error}; run python -m kwtrace.gen."
+    found = f"{type(error).__name__}: {error}"
+    return f"Expected the generated module {name} to import, found {found}; run python -m kwtrace.gen."

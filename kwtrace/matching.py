@@ -5,73 +5,20 @@ This is the interpreted matcher. It reads the user's graph through a `View`, so 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
-from kwtrace import derived, operators
+from kwtrace import operators
+from kwtrace.constants import SYMBOLIC, capture, is_float, is_size, same_constant
+from kwtrace.matches import Match, Mismatch, require
 from kwtrace.normal import View, is_tensor, known, known_equal, number, same_sizes
-from kwtrace.patterns import Family, Hole, In, MatchDevice, Op, Output, Ref, Size, Slot, Value, Variant, fill
+from kwtrace.patterns import Family, Hole, In, MatchDevice, Op, Output, Ref, Size, Slot, Value, fill
 from kwtrace.sizes import condition, evaluator, plan, solve
 from kwtrace.values import exact_key, same
-
-_KINDS: dict[str, tuple[type, ...]] = {
-    "int": (int, torch.SymInt),
-    "float": (float, int, torch.SymFloat),
-    "complex": (complex, float, int),
-}
-_EXACT_INTS = 2**53
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-
-
-class Mismatch(Exception):  # noqa: N818 - it is control flow, not an error
-    """A place where graph and pattern differ; the words are put together only when they are read."""
-
-    def __init__(self, words: Callable[[], str]) -> None:
-        """Take a function that says what was expected and found."""
-        super().__init__()
-        self.words = words
-
-    def __str__(self) -> str:
-        """Say what was expected and found."""
-        return self.words()
-
-
-@dataclass(eq=False, slots=True)
-class Match:
-    """A place in a graph that a variant describes.
-
-    ``kwargs`` holds the axes and the captured values by name (a symbolic one as its node), ``tensors`` the fake tensor
-    and ``inputs`` the node of each tensor parameter, ``nodes`` what the match consists of, ``outputs`` the nodes that
-    the replacement's outputs take the place of.
-    """
-
-    family: Family
-    row: tuple[Value, ...]
-    kwargs: dict[str, Any]
-    inputs: dict[str, fx.Node]
-    dims: dict[str, Any]
-    nodes: tuple[fx.Node, ...]
-    outputs: tuple[fx.Node, ...]
-    graph: fx.Graph
-
-    @property
-    def rule(self) -> str:
-        """Return the name of the rule."""
-        return self.family.rule
-
-    @property
-    def variant(self) -> Variant:
-        """Return the variant that matched."""
-        return self.family.variant(self.row)
-
-    @property
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the fake tensor of each tensor parameter."""
-        return {name: node.meta["val"] for name, node in self.inputs.items()}
 
 
 @dataclass(slots=True)
@@ -204,45 +151,63 @@ class Matcher:
             current, found = pending.pop()
             bound = state.nodes.get(current.name)
             if bound is not None:
-                _require(bound is found, lambda: f"{current.name}: expected one node for both its uses, found two")
+                require(bound is found, lambda: f"{current.name}: expected one node for both its uses, found two")
                 continue
             named = found.op == "call_function" and operators.name_of(found.target) == current.target
-            _require(named, lambda: f"{current.name}: expected {current.target}, found {found.target}")
+            require(named, lambda: f"{current.name}: expected {current.target}, found {found.target}")
             state.nodes[current.name] = found
             args = view.args(found)
-            _require(len(args) == len(current.args), lambda: f"{current.name}: expected {len(current.args)} arguments, found {len(args)}")
+            require(
+                len(args) == len(current.args),
+                lambda: f"{current.name}: expected {len(current.args)} arguments, found {len(args)}",
+            )
             for name, value in current.args:
                 pending += self._bind_value(view, value, args.get(name), state, found)
 
-    def _bind_value(self, view: View, value: Value, found: Any, state: _State, owner: fx.Node) -> list[tuple[Op, fx.Node]]:
+    def _bind_value(
+        self, view: View, value: Value, found: Any, state: _State, owner: fx.Node
+    ) -> list[tuple[Op, fx.Node]]:
         """Bind one argument; return the ops that are still to be bound."""
         if isinstance(value, In | Ref):
             return self._bind_tensor(view, value, found, state, owner)
         if isinstance(value, tuple):
-            _require(isinstance(found, tuple) and len(found) == len(value), lambda: f"{owner}: expected {value}, found {found}")
+            require(
+                isinstance(found, tuple) and len(found) == len(value),
+                lambda: f"{owner}: expected {value}, found {found}",
+            )
             return [op for a, b in zip(value, found, strict=True) for op in self._bind_value(view, a, b, state, owner)]
         if isinstance(value, Hole):
             self._bind_hole(value, found, state, owner)
             return []
         found = number(found)
-        _require(not isinstance(found, fx.Node), lambda: f"{owner}: expected {value!r}, found the tensor {found}")
+        require(not isinstance(found, fx.Node), lambda: f"{owner}: expected {value!r}, found the tensor {found}")
         if isinstance(value, Size):
             state.sizes.append((value.expr, found))
         elif isinstance(value, MatchDevice):
-            _require(isinstance(found, torch.device), lambda: f"{owner}: expected the device of the inputs, found {found!r}")
+            require(
+                isinstance(found, torch.device), lambda: f"{owner}: expected the device of the inputs, found {found!r}"
+            )
             state.devices.append(found)
         elif isinstance(value, Slot):
             kept = state.cells.setdefault(value.column, found)
-            _require(not isinstance(found, _SYMBOLIC) and same(kept, found), lambda: f"{owner}: expected {kept!r}, found {found!r}")
+            require(
+                not isinstance(found, SYMBOLIC) and same(kept, found),
+                lambda: f"{owner}: expected {kept!r}, found {found!r}",
+            )
         else:
-            _require(_same_constant(value, found), lambda: f"{owner}: expected {value!r}, found {found!r}")
+            require(same_constant(value, found), lambda: f"{owner}: expected {value!r}, found {found!r}")
         return []
 
-    def _bind_tensor(self, view: View, value: In | Ref, found: Any, state: _State, owner: fx.Node) -> list[tuple[Op, fx.Node]]:
-        _require(isinstance(found, fx.Node) and is_tensor(found), lambda: f"{owner}: expected a tensor, found {found!r}")
+    def _bind_tensor(
+        self, view: View, value: In | Ref, found: Any, state: _State, owner: fx.Node
+    ) -> list[tuple[Op, fx.Node]]:
+        require(isinstance(found, fx.Node) and is_tensor(found), lambda: f"{owner}: expected a tensor, found {found!r}")
         stripped = view.strip(found)
         if isinstance(value, In):
-            _require(state.inputs.setdefault(value.name, stripped) is stripped, lambda: f"{owner}: expected {value.name} again, found {found}")
+            require(
+                state.inputs.setdefault(value.name, stripped) is stripped,
+                lambda: f"{owner}: expected {value.name} again, found {found}",
+            )
             return []
         while found is not stripped:
             state.passed.append(found)
@@ -251,23 +216,29 @@ class Matcher:
 
     def _bind_hole(self, hole: Hole, found: Any, state: _State, owner: fx.Node) -> None:
         kind = self.kinds[hole.name]
-        value = _symbolic_capture(hole, kind, found) if isinstance(found, fx.Node) else _capture(hole, kind, found, owner)
+        value = capture(hole, kind, found, owner)
         kept = state.holes.setdefault(hole.name, value)
         agrees = kept is value if isinstance(kept, fx.Node) or isinstance(value, fx.Node) else same(kept, value)
-        _require(agrees, lambda: f"{owner}: expected {hole.name} = {kept!r} again, found {value!r}")
+        require(agrees, lambda: f"{owner}: expected {hole.name} = {kept!r} again, found {value!r}")
 
     def _find_row(self, state: _State) -> tuple[Value, ...]:
         for declared in self.skeleton.inputs:
             node = state.inputs.get(declared.name)
-            _require(node is not None and isinstance(node.meta.get("val"), torch.Tensor), lambda: f"{declared.name}: expected a tensor, found {node}")
-            assert node is not None  # noqa: S101 - narrows the type for the checker
+            require(
+                node is not None and isinstance(node.meta.get("val"), torch.Tensor),
+                lambda: f"{declared.name}: expected a tensor, found {node}",
+            )
+            assert node is not None
             if isinstance(declared.dtype, Slot):
                 dtype = node.meta["val"].dtype
-                _require(state.cells.setdefault(declared.dtype.column, dtype) is dtype, lambda: f"{declared.name}: expected another dtype, found {dtype}")
+                require(
+                    state.cells.setdefault(declared.dtype.column, dtype) is dtype,
+                    lambda: f"{declared.name}: expected another dtype, found {dtype}",
+                )
         if isinstance(self.skeleton.device, Slot):
             device = next(iter(state.inputs.values())).meta["val"].device.type
             kept = state.cells.setdefault(self.skeleton.device.column, device)
-            _require(kept == device, lambda: f"expected device {kept}, found {device}")
+            require(kept == device, lambda: f"expected device {kept}, found {device}")
         key = tuple(exact_key(state.cells[column]) for column in self.keyed)
         row = self.rows.get(key)
         if row is None:
@@ -280,12 +251,20 @@ class Matcher:
         for declared in self.skeleton.inputs:
             value = state.inputs[declared.name].meta["val"]
             dtype = fill(declared.dtype, cells)
-            _require(value.dtype is dtype, lambda: f"{declared.name}: expected {dtype}, found {value.dtype}")
-            _require(value.dim() == len(declared.dims), lambda: f"{declared.name}: expected rank {len(declared.dims)}, found {value.dim()}")
-            _require(value.device.type == wanted, lambda: f"{declared.name}: expected device {wanted}, found {value.device}")
-            _require(value.layout is torch.strided, lambda: f"{declared.name}: expected a strided tensor, found {value.layout}")
+            require(value.dtype is dtype, lambda: f"{declared.name}: expected {dtype}, found {value.dtype}")
+            require(
+                value.dim() == len(declared.dims),
+                lambda: f"{declared.name}: expected rank {len(declared.dims)}, found {value.dim()}",
+            )
+            require(
+                value.device.type == wanted, lambda: f"{declared.name}: expected device {wanted}, found {value.device}"
+            )
+            require(
+                value.layout is torch.strided,
+                lambda: f"{declared.name}: expected a strided tensor, found {value.layout}",
+            )
             devices.add(value.device)
-        _require(len(devices) == 1, lambda: f"expected one device, found {sorted(map(str, devices))}")
+        require(len(devices) == 1, lambda: f"expected one device, found {sorted(map(str, devices))}")
 
     def _check_sizes(self, state: _State) -> dict[str, Any]:
         dims = solve(self.steps, lambda name, place: state.inputs[name].meta["val"].shape[place])
@@ -294,77 +273,39 @@ class Matcher:
             raise Mismatch(lambda: refused)
         for dim in self.skeleton.dims:
             size = dims[dim.name]
-            _require(known(size >= dim.low), lambda: f"dim {dim.name}: expected at least {dim.low}, found {size}")
+            require(known(size >= dim.low), lambda: f"dim {dim.name}: expected at least {dim.low}, found {size}")
         for expression, found in state.sizes:
             value = evaluator(expression)(dims)
-            _require(_is_float(value) == _is_float(found), lambda: f"expected {expression} = {value}, found {found!r}")
-            _require(_is_size(found) and known_equal(value, found), lambda: f"expected {expression} = {value}, found {found!r}")
+            require(is_float(value) == is_float(found), lambda: f"expected {expression} = {value}, found {found!r}")
+            require(
+                is_size(found) and known_equal(value, found),
+                lambda: f"expected {expression} = {value}, found {found!r}",
+            )
         for text in self.skeleton.conditions:
-            _require(condition(text)(dims), lambda: f"expected {text}, found {dims}")
+            require(condition(text)(dims), lambda: f"expected {text}, found {dims}")
         return dims
 
     def _check_outputs(self, outputs: tuple[fx.Node, ...], cells: Mapping[str, Any], dims: Mapping[str, Any]) -> None:
         for declared, node in zip(self.skeleton.outputs, outputs, strict=True):
             value = node.meta.get("val")
-            _require(isinstance(value, torch.Tensor), lambda: f"{node}: expected a tensor, found {value!r}")
-            assert isinstance(value, torch.Tensor)  # noqa: S101 - narrows the type for the checker
+            require(isinstance(value, torch.Tensor), lambda: f"{node}: expected a tensor, found {value!r}")
+            assert isinstance(value, torch.Tensor)
             sizes = [evaluator(d.expr)(dims) if isinstance(d, Size) else d for d in fill(declared.dims, cells)]
             right = value.dtype is fill(declared.dtype, cells) and same_sizes(value.shape, sizes)
-            _require(right, lambda: f"{node}: expected {declared.dtype} {sizes}, found {value.dtype} {list(value.shape)}")
+            require(
+                right, lambda: f"{node}: expected {declared.dtype} {sizes}, found {value.dtype} {list(value.shape)}"
+            )
 
     def _check_surroundings(self, view: View, state: _State, outputs: tuple[fx.Node, ...]) -> None:
         own = {*state.nodes.values(), *state.passed}
         regions = {view.region(node) for node in own}
-        _require(len(regions) == 1, lambda: "expected no mutation or stream operation inside the match, found one")
+        require(len(regions) == 1, lambda: "expected no mutation or stream operation inside the match, found one")
         for node in own - set(outputs):
             leak = next((user for user in node.users if user not in own and not view.is_dead(user)), None)
-            _require(leak is None, lambda: f"{node}: expected no users outside the match, found {leak}")
+            require(leak is None, lambda: f"{node}: expected no users outside the match, found {leak}")
         inside = own & set(state.inputs.values())
-        _require(not inside, lambda: f"expected inputs from outside the match, found {inside}")
-
-
-def _require(holds: bool, words: Callable[[], str]) -> None:  # noqa: FBT001 - the condition is what the function is about
-    if not holds:
-        raise Mismatch(words)
+        require(not inside, lambda: f"expected inputs from outside the match, found {inside}")
 
 
 def _shown(columns: tuple[str, ...], state: _State) -> str:
     return ", ".join(f"{column}={state.cells[column]!r}" for column in columns)
-
-
-def _symbolic_capture(hole: Hole, kind: str, found: fx.Node) -> fx.Node:
-    fits = hole.function == "same" and isinstance(found.meta.get("val"), _KINDS[kind])
-    _require(fits, lambda: f"expected a {kind} for {hole.name}, found {found} = {found.meta.get('val')!r}")
-    return found
-
-
-def _capture(hole: Hole, kind: str, found: Any, owner: fx.Node) -> Any:
-    is_number = isinstance(found, int | float | complex) and not isinstance(found, bool)
-    _require(is_number, lambda: f"{owner}: expected a {kind} for {hole.name}, found {found!r}")
-    value = derived.invert(hole, found)
-    fits = isinstance(value, _KINDS[kind])
-    _require(fits, lambda: f"{owner}: expected a {kind} for {hole.name}, found {found!r}")
-    if kind == "int" or not isinstance(value, int):
-        return value
-    result = owner.meta.get("val")
-    exact = abs(value) <= _EXACT_INTS and isinstance(result, torch.Tensor) and not _is_integral(result.dtype)
-    _require(exact, lambda: f"{owner}: expected a {kind} for {hole.name}, found the int {found!r}")
-    return float(value) if kind == "float" else complex(value)
-
-
-def _is_integral(dtype: torch.dtype) -> bool:
-    return not (dtype.is_floating_point or dtype.is_complex)
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, float | torch.SymFloat)
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int | float | torch.SymInt | torch.SymFloat) and not isinstance(value, bool)
-
-
-def _same_constant(wanted: Any, found: Any) -> bool:
-    if isinstance(found, torch.SymInt):
-        return type(wanted) is int and known_equal(found, wanted)
-    return not isinstance(found, _SYMBOLIC) and same(wanted, found)

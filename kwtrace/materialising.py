@@ -16,7 +16,7 @@ from kwtrace.sizes import evaluator
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from kwtrace.matching import Match
+    from kwtrace.matches import Match
     from kwtrace.patterns import Hole
 
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
@@ -68,7 +68,7 @@ class Materialiser:
             return self._call(_OPERATORS[type(tree.op)], self._build(tree.left), self._build(tree.right))
         if isinstance(tree, ast.UnaryOp):
             return self._call(_OPERATORS[type(tree.op)], self._build(tree.operand))
-        assert isinstance(tree, ast.Call)  # noqa: S101 - narrows the type for the checker; the printer writes nothing else
+        assert isinstance(tree, ast.Call)
         name = tree.func.attr if isinstance(tree.func, ast.Attribute) else getattr(tree.func, "id", "")
         function = _CALLS.get(name) or getattr(torch, name)
         return self._call(function, *(self._build(argument) for argument in tree.args))
@@ -82,7 +82,9 @@ class Materialiser:
     def _find(self, name: str) -> Any:
         for declared in self.match.family.skeleton.inputs:
             if name in declared.dims:
-                return self._call(torch.ops.aten.sym_size.int, self.match.inputs[declared.name], declared.dims.index(name))
+                return self._call(
+                    torch.ops.aten.sym_size.int, self.match.inputs[declared.name], declared.dims.index(name)
+                )
         return self._solve(name)
 
     def _solve(self, name: str) -> Any:

@@ -43,7 +43,7 @@ class View:
         current, chain = node, []
         while current not in self._stripped and self.is_identity(current):
             chain.append(current)
-            current = current.args[0]  # type: ignore[assignment] - an identity's first argument is a node
+            current = source_of(current)
         found = self._stripped.get(current, current)
         for link in (*chain, node):
             self._stripped[link] = found
@@ -95,6 +95,13 @@ class View:
         return True
 
 
+def source_of(node: fx.Node) -> fx.Node:
+    """Return the node that an identity passes on."""
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    return source
+
+
 def same_sizes(left: Sequence[Any], right: Sequence[Any]) -> bool:
     """Tell whether two shapes are provably equal, without adding a guard."""
     return len(left) == len(right) and all(known_equal(a, b) for a, b in zip(left, right, strict=True))
@@ -109,7 +116,9 @@ def known_equal(left: Any, right: Any) -> bool:
 
 def known(condition: Any) -> bool:
     """Tell whether a condition over sizes provably holds, without adding a guard."""
-    return condition if type(condition) is bool else bool(statically_known_true(condition))
+    if isinstance(condition, bool):
+        return condition
+    return bool(statically_known_true(condition))
 
 
 def number(value: Any) -> Any:
@@ -127,7 +136,10 @@ def _is_boundary(node: fx.Node) -> bool:
 
 
 def _is_forward(name: str, node: fx.Node) -> bool:
-    return name != "aten.slice.Tensor" or node.kwargs.get("step", node.args[4] if len(node.args) > 4 else 1) == 1  # noqa: PLR2004 - the fifth argument of slice
+    if name != "aten.slice.Tensor":
+        return True
+    step = operators.bind(node.target, node.args, node.kwargs)["step"]
+    return type(step) is int and step == 1
 
 
 def _normalise(node: fx.Node) -> dict[str, Any]:

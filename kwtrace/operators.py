@@ -54,11 +54,11 @@ def describe(target: Any) -> Operator:
     """Describe a call target; one without a schema has ``arguments`` None."""
     if target is operator.getitem:
         return Operator(GETITEM, (_plain_argument("self"), _plain_argument("index")), None, 0)
-    if not isinstance(target, torch._ops.OpOverload):  # noqa: SLF001 - torch has no public name for the type
+    if not isinstance(target, torch._ops.OpOverload):
         return Operator(_qualified_name(target), None, None, 0)
     name = str(target)
     native = name.startswith(("aten.", "prims."))
-    schema = target._schema.arguments  # noqa: SLF001 - as above
+    schema = target._schema.arguments
     arguments = tuple(_argument(argument, native=native) for argument in schema)
     ranked = schema[0].name if native and schema else None
     return Operator(name, arguments, ranked, 1 if name in _ADDS_A_DIM else 0)
@@ -79,13 +79,17 @@ def bind(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[
     return bound
 
 
-def without_defaults(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def without_defaults(
+    target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a call less those at the end, and those by keyword, that are the schema's defaults."""
     arguments = describe(target).arguments or ()
     defaults = {a.name: a.default for a in arguments if a.has_default}
     kept = {name: value for name, value in kwargs.items() if name not in defaults or not _is(value, defaults[name])}
     count = len(args)
-    while count and arguments and arguments[count - 1].has_default and _is(args[count - 1], arguments[count - 1].default):
+    while (
+        count and arguments and arguments[count - 1].has_default and _is(args[count - 1], arguments[count - 1].default)
+    ):
         count -= 1
     return args[:count], kept
 
@@ -121,9 +125,9 @@ def resolve(name: str) -> Any:
 
 def is_boundary(target: Any) -> bool:
     """Tell whether no match may cross a call of ``target``: it may mutate its inputs or order streams."""
-    if isinstance(target, torch._ops.OpOverload):  # noqa: SLF001 - torch has no public name for the type
-        return target._schema.is_mutable or target.namespace in _BOUNDARY_NAMESPACES  # noqa: SLF001 - as above
-    if isinstance(target, torch._ops.HigherOrderOperator):  # noqa: SLF001 - as above
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.is_mutable or target.namespace in _BOUNDARY_NAMESPACES
+    if isinstance(target, torch._ops.HigherOrderOperator):
         return not target.name().endswith("_functional")
     module = getattr(target, "__module__", None)
     return module not in ("_operator", "operator", "math", "torch", "torch.fx.experimental.symbolic_shapes")
@@ -151,7 +155,7 @@ def _plain_argument(name: str) -> Argument:
 
 
 def _qualified_name(target: Any) -> str:
-    if isinstance(target, torch._ops.HigherOrderOperator):  # noqa: SLF001 - torch has no public name for the type
+    if isinstance(target, torch._ops.HigherOrderOperator):
         return f"higher_order.{target.name()}"
     module = getattr(target, "__module__", "").removeprefix("_")
     return f"{module}.{getattr(target, '__name__', repr(target))}"

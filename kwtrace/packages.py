@@ -192,5 +192,9 @@ def _replace_file(path: Path, text: str) -> None:
 
 def entry_axes_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return in words how a rule's axes changed."""
-    lines = [f"axis {name}: {old.get(name, 'absent')} -> {new.get(name, 'absent')}" for name in {**old, **new} if old.get(name) != new.get(name)]
+    lines = [
+        f"axis {name}: {old.get(name, 'absent')} -> {new.get(name, 'absent')}"
+        for name in {**old, **new}
+        if old.get(name) != new.get(name)
+    ]
     return [line.replace("'", "") for line in lines]

@@ -42,7 +42,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """A captured number: ``function`` of the parameter ``name`` (see `kwtrace.derived`), with its constant if it has one."""
+    """A captured number: ``function`` (see `kwtrace.derived`), and its constant, of the parameter ``name``."""
 
     name: str
     function: str = "same"

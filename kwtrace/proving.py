@@ -1,9 +1,9 @@
 """At which sizes a draft holds: the retracing of dims, and of the optional places of shapes, at 1.
 
-A dim that is traced as a symbol stands for 2 and more, since torch answers ``size == 1`` with False for it and leaves no
-guard. So a variant is traced again with each dim at 1, with all of those that held at 1 together, and, with the other
-dims as ints, with each two of them. Where the graphs are what the draft says there, with no condition that it doesn't
-have, the draft holds for 1 as well. Where one differs it is a pattern of its own.
+A dim that is traced as a symbol stands for 2 and more, since torch answers ``size == 1`` with False for it and leaves
+no guard. So a variant is traced again with each dim at 1 and with each two of them, the other dims as ints, and with
+all of those that held at 1 together, the other dims as symbols. Where the graphs are what the draft says there, with no
+condition that it doesn't have, the draft holds for 1 as well. Where one differs it is a pattern of its own.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kwtrace.domains import samples
+from kwtrace.drafting import draft, sample_draft
+from kwtrace.drafts import Draft, at_point, with_sample
 from kwtrace.errors import TraceError
-from kwtrace.lowering import Draft, at_point, draft, sample_draft, with_sample
 from kwtrace.tracing import HINTS, Point, shape_of
 from kwtrace.values import exact_key
 
@@ -57,10 +58,16 @@ class Proof:
     differing: tuple[Point, ...]
 
 
-def prove(subject: Subject) -> Proof:
-    """Find out at which sizes a draft holds."""
+def prove(subject: Subject, sibling: Proof | None = None) -> Proof:
+    """Find out at which sizes a draft holds.
+
+    ``sibling`` is what was proved for a draft with the same inputs at the same point. Where this draft holds too with
+    all at 1 together that held for the sibling, it is taken to hold and to differ where the sibling does.
+    """
+    if sibling is not None and subject.holds_at(sibling.ones):
+        return sibling
     singles = _single_points(subject)
-    holding = [point for point in singles if subject.holds_at(point)]
+    holding = [point for point in singles if subject.holds_at(point, static=True)]
     if not _hold_together(subject, holding):
         holding = _largest_prefix(subject, holding)
     return Proof(join_points(holding), tuple(point for point in singles if point not in holding))
@@ -101,12 +108,12 @@ def _largest_prefix(subject: Subject, candidates: list[Point]) -> list[Point]:
 
 
 def _hold_together(subject: Subject, holding: list[Point]) -> bool:
-    if len(holding) < 2:  # noqa: PLR2004 - a single point is known to hold
+    if not holding:
         return True
-    if not subject.holds_at(join_points(holding)):
-        return False
-    pairs = itertools.combinations(holding, 2) if len(holding) > 2 else ()  # noqa: PLR2004 - of two the pair is the whole
-    return all(subject.holds_at(join_points(pair), static=True) for pair in pairs)
+    pairs = itertools.combinations(holding, 2)
+    return all(subject.holds_at(join_points(pair), static=True) for pair in pairs) and subject.holds_at(
+        join_points(holding)
+    )
 
 
 def _join(base: Point, ones: Point, *, static: bool) -> Point:

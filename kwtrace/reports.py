@@ -32,7 +32,7 @@ class Report:
         if not self.fired:
             return f"kwtrace rewrote nothing in {self.graphs} graph(s)."
         lines = [f"kwtrace rewrote {self.count} place(s) in {self.graphs} graph(s):"]
-        for rule, variants in sorted(self.fired.items()):
+        for _, variants in sorted(self.fired.items()):
             lines += [f"  {count:5d} x {variant}" for variant, count in sorted(variants.items())]
         return "\n".join(lines)
 

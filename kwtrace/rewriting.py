@@ -12,7 +12,7 @@ from torch import fx
 
 from kwtrace import derived, operators
 from kwtrace.fakes import common_mode, mode_of, run
-from kwtrace.matching import Match
+from kwtrace.matches import Match
 from kwtrace.materialising import Materialiser
 from kwtrace.normal import View, same_sizes
 from kwtrace.patterns import AtMatch, Graph, Hole, In, MatchDevice, Ref, Size, fill
@@ -47,7 +47,7 @@ def rewrite(match: Match) -> Rewrite | None:
         refused = _difference(match, results)
     if refused is not None:
         writer.undo()
-        log.warning("%s: expected the replacement to yield what the graph had, found %s; left as it is", match.variant, refused)
+        log.warning("%s: expected the replacement to yield what the graph had, found %s", match.variant, refused)
         return None
     for old, new in zip(match.outputs, results, strict=True):
         old.replace_all_uses_with(new)
@@ -115,7 +115,11 @@ class _Writer:
             return self.sizes.write(value.expr)
         if isinstance(value, Hole):
             captured = self.match.kwargs[value.name]
-            return self.sizes.derive(value, captured) if isinstance(captured, fx.Node) else derived.evaluate(value, captured)
+            return (
+                self.sizes.derive(value, captured)
+                if isinstance(captured, fx.Node)
+                else derived.evaluate(value, captured)
+            )
         if isinstance(value, MatchDevice):
             return next(iter(self.match.tensors.values())).device
         return fill(value, self.cells)
@@ -130,9 +134,14 @@ def _difference(match: Match, results: tuple[fx.Node, ...]) -> str | None:
         wanted, found = old.meta["val"], new.meta["val"]
         if not isinstance(found, torch.Tensor):
             return f"{found!r} for {old}"
-        if found.dtype is not wanted.dtype or found.device != wanted.device or not same_sizes(found.shape, wanted.shape):
-            return f"{found.dtype} {list(found.shape)} on {found.device} for {wanted.dtype} {list(wanted.shape)} on {wanted.device}"
+        same_kind = found.dtype is wanted.dtype and found.device == wanted.device
+        if not same_kind or not same_sizes(found.shape, wanted.shape):
+            return f"{_described(found)} for {_described(wanted)}"
     return None
+
+
+def _described(value: torch.Tensor) -> str:
+    return f"{value.dtype} {list(value.shape)} on {value.device}"
 
 
 def _same_strides(left: torch.Tensor, right: torch.Tensor) -> bool:
@@ -148,15 +157,15 @@ def _propagate(start: fx.Node) -> None:
         node = pending.pop(0)
         before = node.meta.get("val")
         mode = mode_of(before)
-        if node.op != "call_function" or mode is None or not isinstance(node.target, torch._ops.OpOverload):  # noqa: SLF001 - torch has no public name for the type
+        if node.op != "call_function" or mode is None or not isinstance(node.target, torch._ops.OpOverload):
             continue
         after = _rerun(node, mode)
-        if isinstance(after, torch.Tensor) and not _same_strides(before, after):
+        if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor) and not _same_strides(before, after):
             node.meta["val"] = after
             pending.extend(user for user in node.users if user not in pending)
 
 
-def _rerun(node: fx.Node, mode: FakeTensorMode) -> Any:
+def _rerun(node: fx.Node, mode: Any) -> Any:
     """Run ``node``; a view that its input's strides no longer allow becomes a reshape."""
     try:
         return run(node, mode)
@@ -173,7 +182,7 @@ def _erase(match: Match) -> None:
     pending = sorted(match.nodes, reverse=True)
     while pending:
         node = pending.pop(0)
-        if node.users or node._erased:  # noqa: SLF001 - fx has no public way to tell that a node was erased
+        if node.users or node._erased:
             continue
         operands = node.all_input_nodes
         match.graph.erase_node(node)
@@ -183,8 +192,7 @@ def _erase(match: Match) -> None:
 def remapped(inputs: Mapping[str, fx.Node], replaced: Mapping[fx.Node, fx.Node]) -> dict[str, fx.Node]:
     """Return the inputs of a match after other matches were rewritten."""
     found = dict(inputs)
-    for name, node in inputs.items():
-        while node in replaced:
-            node = replaced[node]  # noqa: PLW2901 - a chain of rewrites
-        found[name] = node
+    for name in inputs:
+        while found[name] in replaced:
+            found[name] = replaced[found[name]]
     return found

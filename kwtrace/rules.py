@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import keyword
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -20,8 +21,8 @@ class Shape:
     """The shape of a tensor parameter, with named dims as in einops.
 
     A dim is a name, a literal (``1``), a name that may also be 1 (``h?``), a name that is never 1 (``d>1``, which saves
-    the proof for that size), or a product of names (``g*n``). Several strings are alternatives: each is a variant of its
-    own.
+    the proof for that size), or a product of names (``g*n``). Several strings are alternatives: each is a variant of
+    its own.
     """
 
     __slots__ = ("alternatives",)
@@ -207,8 +208,8 @@ def rule(
 
 
 def _check(name: str, stage: str, modes: Sequence[str], devices: Sequence[str]) -> None:
-    if not name.isidentifier():
-        msg = f"Expected an identifier as rule name, found {name!r}; pass name= to kwtrace.rule."
+    if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("__"):
+        msg = f"Expected an identifier that is no keyword or dunder as rule name, found {name!r}; pass name=."
         raise RuleError(msg)
     if stage != "joint":
         msg = f"Rule {name}: expected stage='joint', found stage={stage!r}."

@@ -20,8 +20,8 @@ Evaluator = Callable[[Mapping[str, Any]], Any]
 class Step:
     """One size of one input: what to do with it.
 
-    ``kind`` is ``bind`` (it gives the dim ``target``), ``solve`` (``target`` is it divided by ``expression``), ``check``
-    (it equals ``expression``) or ``optional`` (it is 1 or equals ``expression``).
+    ``kind`` is ``bind`` (it gives the dim ``target``), ``solve`` (``target`` is it divided by ``expression``),
+    ``check`` (it equals ``expression``) or ``optional`` (it is 1 or equals ``expression``).
     """
 
     kind: str
@@ -40,7 +40,7 @@ def plan(shapes: Iterable[tuple[str, Sequence[str]]]) -> tuple[Step, ...] | None
         if ready is None:
             return None
         step = _step(*ready, bound)
-        assert step is not None  # noqa: S101 - narrows the type for the checker; ready was chosen for it
+        assert step is not None
         pending.remove(ready)
         steps.append(step)
         bound |= {step.target} - {""}
@@ -58,7 +58,9 @@ def solve(steps: Iterable[Step], size_of: Callable[[str, int], Any]) -> dict[str
         value = evaluator(step.expression)(dims)
         if step.kind == "solve":
             if not known(value > 0) or not known(size % value == 0):
-                return f"size {step.place[1]} of {step.place[0]}: expected a multiple of {step.expression}, found {size}"
+                return (
+                    f"size {step.place[1]} of {step.place[0]}: expected a multiple of {step.expression}, found {size}"
+                )
             dims[step.target] = size // value
         elif not known_equal(size, value) and not (step.kind == "optional" and known_equal(size, 1)):
             return f"size {step.place[1]} of {step.place[0]}: expected {step.expression} = {value}, found {size}"
@@ -85,7 +87,7 @@ def condition(expression: str) -> Evaluator:
 class _Prove(ast.NodeTransformer):
     """Wraps each comparison, so that ``and`` and ``or`` see what is proved and never ask a SymBool."""
 
-    def visit_Compare(self, node: ast.Compare) -> ast.AST:  # noqa: N802 - ast's name
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
         return ast.Call(ast.Name("known", ast.Load()), [node], [])
 
 
@@ -93,7 +95,7 @@ _NAMES = {"__builtins__": {}, "torch": torch, "max": torch.sym_max, "min": torch
 
 
 def _evaluate(code: Any, dims: Mapping[str, Any]) -> Any:
-    return eval(code, _NAMES, dict(dims))  # noqa: S307 - the code comes from the generated package, with no builtins
+    return eval(code, _NAMES, dict(dims))  # noqa: S307 - code of the generated package, with no builtins
 
 
 def _step(place: tuple[str, int], text: str, bound: set[str]) -> Step | None:

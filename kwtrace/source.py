@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import keyword
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -33,7 +34,12 @@ def render_module(rule: str, families: Sequence[Family], torch_version: str) -> 
     imports = _Imports()
     body = _sequence([_render(family, imports, 1) for family in families], "(", ")", 0)
     count = sum(len(family.rows) for family in families)
-    lines = [f'"""Rule {rule}: {count} rows in {len(families)} families, for torch {torch_version}; made by kwtrace, not to be edited."""', ""]
+    lines = [
+        f'"""Rule {rule}: {count} rows in {len(families)} families, for torch {torch_version}."""',
+        "",
+        "# Made by python -m kwtrace.gen; not to be edited.",
+        "",
+    ]
     lines += [f"import {module}" for module in sorted(imports.modules)]
     lines += [""] if imports.modules else []
     lines += [f"from kwtrace.patterns import {', '.join(sorted(imports.names, key=_import_order))}", ""]
@@ -80,11 +86,12 @@ def _dataclass(value: Any, imports: _Imports, depth: int) -> str:
     name = type(value).__name__
     imports.names.add(name)
     given = [f for f in fields(value) if not _is_default(f.default, getattr(value, f.name))]
-    short = len(given) <= 3  # noqa: PLR2004 - with more, names help the reader
+    leading = list(fields(value))[: len(given)] == given
+    positional = leading and len(given) <= 3  # noqa: PLR2004 - with more, names help the reader
     parts = []
     for f in given:
         text = _render(getattr(value, f.name), imports, depth + 1)
-        parts.append(text if short else f"{f.name}={text}")
+        parts.append(text if positional else f"{f.name}={text}")
     return _sequence(parts, f"{name}(", ")", depth)
 
 
@@ -93,14 +100,18 @@ def _is_default(default: Any, value: Any) -> bool:
 
 
 def _call(name: str, positional: list[str], named: tuple[tuple[str, Any], ...], imports: _Imports, depth: int) -> str:
-    parts = [*positional, *(f"{key}={_render(item, imports, depth + 1)}" for key, item in named if key.isidentifier() and key not in _KEYWORDS)]
-    others = [f'"{key}": {_render(item, imports, depth + 1)}' for key, item in named if key in _KEYWORDS]
-    if others:
+    keys = [key for key, _ in named]
+    first = next((place for place, key in enumerate(keys) if not _is_name(key)), len(keys))
+    texts = [_render(item, imports, depth + 1) for _, item in named]
+    parts = [*positional, *(f"{key}={text}" for key, text in zip(keys[:first], texts[:first], strict=True))]
+    if first < len(keys):
+        others = (f"{key!r}: {text}" for key, text in zip(keys[first:], texts[first:], strict=True))
         parts.append("**{" + ", ".join(others) + "}")
     return _sequence(parts, f"{name}(", ")", depth)
 
 
-_KEYWORDS = frozenset({"from", "in", "is", "not", "if", "else", "lambda", "class", "def", "import", "with", "as", "or", "and"})
+def _is_name(key: str) -> bool:
+    return key.isidentifier() and not keyword.iskeyword(key)
 
 
 def _sequence(parts: list[str], opening: str, closing: str, depth: int) -> str:
@@ -129,7 +140,8 @@ def _constant(value: Any, imports: _Imports) -> str:
     if isinstance(value, tuple | list):
         parts = [_constant(item, imports) for item in value]
         return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
-    msg = f"Expected a value that can be written as Python text, found {value!r} of type {type(value).__name__}; use an Enum."
+    found = f"{value!r} of type {type(value).__name__}"
+    msg = f"Expected a value that can be written as Python text, found {found}; use an Enum."
     raise RuleError(msg)
 
 

@@ -60,7 +60,8 @@ def _slice(tensor: torch.Tensor, dim: int, item: slice) -> torch.Tensor:
     if item == slice(None):
         return tensor
     step = 1 if item.step is None else item.step
-    return torch.ops.aten.slice.Tensor(tensor, dim, item.start, item.stop, step)  # type: ignore[no-any-return] - ops are untyped
+    result: torch.Tensor = torch.ops.aten.slice.Tensor(tensor, dim, item.start, item.stop, step)
+    return result
 
 
 def _without_ellipsis(index: tuple[Any, ...], rank: int) -> tuple[Any, ...]:

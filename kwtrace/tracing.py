@@ -56,18 +56,29 @@ class Trace:
     inputs: tuple[str, ...]
     conditions: frozenset[sympy.Basic]
     symbols: Mapping[sympy.Basic, sympy.Basic]
+    where: str
 
     def expression(self, value: Any) -> Any:
-        """Return a symbolic number as an expression over the dims, or a plain one as it is."""
+        """Return a symbolic number as an expression over the dims, or a plain one as it is.
+
+        Raises:
+            TraceError: if it depends on data.
+
+        """
         if not isinstance(value, torch.SymInt | torch.SymFloat):
             return value
         expression = value.node.expr.xreplace(self.symbols)
+        if expression.free_symbols - set(self.symbols.values()):
+            msg = f"{self.where}: expected sizes known from the inputs, found the data-dependent {value}."
+            raise TraceError(msg)
         if not expression.free_symbols:
             return int(expression) if isinstance(value, torch.SymInt) else float(expression)
         return expression
 
 
-def trace(function: Callable[..., Any], rule: Rule, domain: Domain, variant: Variant, point: Point, sample: Mapping[str, Any]) -> Trace:
+def trace(
+    function: Callable[..., Any], rule: Rule, domain: Domain, variant: Variant, point: Point, sample: Mapping[str, Any]
+) -> Trace:
     """Trace a search or replacement function of ``rule`` with symbolic sizes.
 
     Raises:
@@ -75,10 +86,11 @@ def trace(function: Callable[..., Any], rule: Rule, domain: Domain, variant: Var
             data.
 
     """
+    where = f"Rule {rule.name}, variant {variant}, function {function.__name__}"
     axes = dict(variant.axes)
     env = ShapeEnv(duck_shape=False)
     fake_mode = FakeTensorMode(shape_env=env)
-    fake_mode.cache_enabled = False  # filling the cache costs more than one trace saves
+    fake_mode.cache_enabled = point.static  # with symbols, filling the cache costs more than it saves
     dims, symbols = _make_dims(env, domain, point)
     present = [p for p in domain.tensors if not p.optional or axes[p.name]]
     with clean_surroundings():
@@ -86,8 +98,8 @@ def trace(function: Callable[..., Any], rule: Rule, domain: Domain, variant: Var
             tensors = [_make_tensor(p, axes, dims, point) for p in present]
         names = tuple(p.name for p in present)
         call = caller(function, rule, domain, axes, names, sample)
-        graph = _run(call, fake_mode, tensors, f"Rule {rule.name}, variant {variant}, function {function.__name__}")
-    return Trace(graph, names, frozenset(_conditions(env, symbols, rule, variant)), symbols)
+        graph = _run(call, fake_mode, tensors, where)
+    return Trace(graph, names, frozenset(_conditions(env, symbols, where)), symbols, where)
 
 
 def shape_of(parameter: TensorParameter, axes: Mapping[str, Any]) -> tuple[DimSpec, ...]:
@@ -101,7 +113,7 @@ def dtype_of(parameter: TensorParameter, axes: Mapping[str, Any]) -> torch.dtype
     """Return the dtype that ``parameter`` has in a variant."""
     if isinstance(parameter.dtype, DTypes):
         found = axes[parameter.dtype.name]
-        assert isinstance(found, torch.dtype)  # noqa: S101 - narrows the type for the checker; axes of a variable are dtypes
+        assert isinstance(found, torch.dtype)
         return found
     return parameter.dtype
 
@@ -129,7 +141,9 @@ def _make_dims(env: ShapeEnv, domain: Domain, point: Point) -> tuple[dict[str, A
     return dims, symbols
 
 
-def _make_tensor(parameter: TensorParameter, axes: Mapping[str, Any], dims: Mapping[str, Any], point: Point) -> torch.Tensor:
+def _make_tensor(
+    parameter: TensorParameter, axes: Mapping[str, Any], dims: Mapping[str, Any], point: Point
+) -> torch.Tensor:
     sizes = []
     for place, dim in enumerate(shape_of(parameter, axes)):
         factors = [dims[factor] if isinstance(factor, str) else factor for factor in dim.factors]
@@ -172,7 +186,10 @@ def check_signature(function: Callable[..., Any], rule: Rule, domain: Domain) ->
         msg = f"Rule {rule.name}: expected a replacement with the rule's own parameters, found {name!r}; remove it."
         raise TraceError(msg)
     for name in sorted(known - names - set(rule.unused)):
-        msg = f"Rule {rule.name}, parameter {name}: expected the replacement to take it, found it missing; take it or declare unused=({name!r},)."
+        msg = (
+            f"Rule {rule.name}, parameter {name}: expected the replacement to take it, found it missing; take it or "
+            f"declare unused=({name!r},)."
+        )
         raise TraceError(msg)
     return taken
 
@@ -193,13 +210,13 @@ def _run(call: Callable[..., Any], fake_mode: FakeTensorMode, tensors: list[torc
     def outputs(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         result = call(*inputs)
         kept.append(result)
-        return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+        return tuple(result) if isinstance(result, tuple | list) else (result,)
 
     tracer = make_fx(outputs, select_decomp_table(), tracing_mode="symbolic")
     try:
         with fake_mode, enable_python_dispatcher():
             graph: fx.Graph = tracer(*tensors).graph
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         msg = f"{where}: expected it to trace, found {type(error).__name__}: {_first_line(error)}"
         raise TraceError(msg) from error
     results = kept[-1] if isinstance(kept[-1], tuple | list) else (kept[-1],)
@@ -209,11 +226,11 @@ def _run(call: Callable[..., Any], fake_mode: FakeTensorMode, tensors: list[torc
     return graph
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), "no message")
 
 
-def _conditions(env: ShapeEnv, symbols: Mapping[sympy.Basic, sympy.Basic], rule: Rule, variant: Variant) -> Iterator[sympy.Basic]:
+def _conditions(env: ShapeEnv, symbols: Mapping[sympy.Basic, sympy.Basic], where: str) -> Iterator[sympy.Basic]:
     found = [guard.expr for guard in env.guards]
     found += [sympy.Eq(symbol, value) for symbol, value in env.replacements.items()]
     found += [check.expr for checks in env.deferred_runtime_asserts.values() for check in checks]
@@ -223,11 +240,11 @@ def _conditions(env: ShapeEnv, symbols: Mapping[sympy.Basic, sympy.Basic], rule:
             continue
         if isinstance(named, sympy.Eq) and any(side.is_number for side in named.args):
             msg = (
-                f"Rule {rule.name}, variant {variant}: expected sizes to stay symbolic, found that tracing fixed one: {to_text(named)}; "
+                f"{where}: expected sizes to stay symbolic, found that tracing fixed one: {to_text(named)}; "
                 "write size ** 0.5 for math.sqrt(size), and don't turn sizes into ints."
             )
             raise TraceError(msg)
         if named.free_symbols - set(symbols.values()):
-            msg = f"Rule {rule.name}, variant {variant}: expected sizes known from the inputs, found the data-dependent condition {condition}."
+            msg = f"{where}: expected sizes known from the inputs, found the data-dependent condition {condition}."
             raise TraceError(msg)
         yield named

@@ -20,7 +20,7 @@ from kwtrace.tracing import caller
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from kwtrace.matching import Match
+    from kwtrace.matches import Match
 
 _LIMIT = 256
 _traced: dict[Hashable, tuple[fx.GraphModule, tuple[str, ...]]] = {}

@@ -24,7 +24,7 @@ def options(patterns: Any, **inductor_options: Any) -> dict[str, Any]:
         inductor_options: further options of Inductor. A pass given or configured for the joint graph runs first.
 
     """
-    from kwtrace import inductor  # noqa: PLC0415 - importing kwtrace must not import torch._inductor
+    from kwtrace import inductor
 
     given = inductor_options.get(inductor.KEY)
     before = inductor.configured() if given is None else inductor.as_passes(given)
@@ -32,8 +32,8 @@ def options(patterns: Any, **inductor_options: Any) -> dict[str, Any]:
 
 
 def install(patterns: Any) -> None:
-    """Rewrite with ``patterns`` in every ``torch.compile`` of the process, after the passes that are configured already."""
-    from kwtrace import inductor  # noqa: PLC0415 - importing kwtrace must not import torch._inductor
+    """Rewrite with ``patterns`` in every ``torch.compile`` of the process, after the passes configured already."""
+    from kwtrace import inductor
 
     made = inductor.KwtracePass(patterns, inductor.configured(), _process)
     _installed.append(made)
@@ -47,7 +47,7 @@ def uninstall(patterns: Any) -> None:
         KwtraceError: if they are not installed, or a pass was configured over them since.
 
     """
-    from kwtrace import inductor  # noqa: PLC0415 - importing kwtrace must not import torch._inductor
+    from kwtrace import inductor
 
     made = next((one for one in reversed(_installed) if one.patterns is patterns), None)
     if made is None:
@@ -72,8 +72,8 @@ def installed(patterns: Any) -> Iterator[None]:
 
 def apply(gm: fx.GraphModule, patterns: Any) -> Report:
     """Rewrite any ATen graph, from ``make_fx`` or ``torch.export``, in place; return what fired."""
-    from kwtrace.engine import Engine  # noqa: PLC0415 - importing kwtrace must not import the matcher
-    from kwtrace.loading import as_pattern_set  # noqa: PLC0415 - as above
+    from kwtrace.engine import Engine
+    from kwtrace.loading import as_pattern_set
 
     recorder = Recorder()
     recorder.add(Engine(as_pattern_set(patterns)).run(gm.graph))

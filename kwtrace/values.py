@@ -1,8 +1,11 @@
 """Constants as patterns compare them: by exact type and value."""
 
+import math
 from collections.abc import Hashable
 from enum import Enum
 from typing import Any
+
+import torch
 
 
 def plain(value: Any) -> Any:
@@ -27,12 +30,22 @@ def exact_key(value: Any) -> Hashable:
     of equal items share a key, since a schema has only lists.
     """
     if isinstance(value, float):
-        return ("float", "nan" if value != value else value.hex())  # noqa: PLR0124 - the definition of NaN
+        return ("float", "nan" if math.isnan(value) else value.hex())
     if isinstance(value, complex):
         return ("complex", exact_key(value.real), exact_key(value.imag))
     if isinstance(value, list | tuple):
         return ("list", *(exact_key(item) for item in value))
     return (type(value), value)
+
+
+def is_constant(value: Any) -> bool:
+    """Tell whether ``value`` can be an axis value: a constant of a graph, an enum member, or a tuple of these."""
+    if isinstance(value, tuple):
+        return all(is_constant(item) for item in value)
+    return value is None or isinstance(
+        value,
+        bool | int | float | complex | str | Enum | torch.dtype | torch.layout | torch.memory_format | torch.device,
+    )
 
 
 def same(left: Any, right: Any) -> bool:

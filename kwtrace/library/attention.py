@@ -1,9 +1,9 @@
 """Hand-written attention, plain and with grouped heads, into ``scaled_dot_product_attention``.
 
-What is found: scores, scaled by ``*`` or ``/`` with a number, by a 0-d tensor (which is what ``dynamic=True`` makes of a
-module's float), or not at all; an additive mask in the dtype of the scores or in float32, or a bool mask that
-``masked_fill`` hides with; softmax over the last dim, in the dtype of the scores or in float32; the cast back; the
-product with V.
+What is found: scores, scaled by ``*`` or ``/`` with a number, by a 0-d tensor (which is what ``dynamic=True`` makes of
+a module's float), or not at all; an additive mask in the dtype of the scores or in float32, or a bool mask that
+``masked_fill`` hides with; softmax over the last dim, in the dtype of the scores or in float32, which is one graph,
+since torch computes a softmax of half types in float32; the cast back; the product with V.
 
 Where the fused form differs from eager by design of ``scaled_dot_product_attention``: a row that is wholly hidden with
 -inf yields 0 instead of NaN.
@@ -24,15 +24,13 @@ T = kt.DTypes("T", torch.float32, torch.bfloat16, torch.float16)
 M = kt.DTypes("M", torch.float32, torch.bfloat16, torch.float16)
 
 Scale = Annotated[float, kt.Captured(special=(1.0,))]
-SoftmaxDType = Annotated[torch.dtype | None, kt.OneOf(None, torch.float32)]
 ScaleBy = Literal["*", "/"]
 Fill = Literal["-inf", "lowest"]
 
 
 def is_wanted(
-    T: torch.dtype, M: torch.dtype, mask: bool, hidden: bool, factor: bool, scale: Any, scale_by: str, fill: str,
-    softmax_dtype: torch.dtype | None,
-) -> bool:  # fmt: skip
+    T: torch.dtype, M: torch.dtype, mask: bool, hidden: bool, factor: bool, scale: Any, scale_by: str, fill: str
+) -> bool:
     """Say which combinations exist: one mask and one scale at most, and no axis that changes nothing.
 
     A float16 score plus the lowest float16 is not the lowest float16 in the float32 that fused kernels compute in, so
@@ -42,11 +40,9 @@ def is_wanted(
         return False
     if (factor or scale == 1.0) and scale_by == "/":
         return False
-    if factor and scale != 1.0:
+    if factor and (scale != 1.0 or hidden):
         return False
-    if fill == "lowest" and (not hidden or T is torch.float16):
-        return False
-    return not (T is torch.float32 and softmax_dtype is not None)
+    return fill != "lowest" or (hidden and T is not torch.float16)
 
 
 def attend(
@@ -60,7 +56,6 @@ def attend(
     scale: float,
     scale_by: str,
     fill: str,
-    softmax_dtype: torch.dtype | None,
 ) -> Tensor:
     """Return attention as people write it out: q [b, h, s, d], k and v [b, h, t, d] → [b, h, s, d]."""
     scores = torch.matmul(q, k.transpose(-2, -1))
@@ -72,7 +67,7 @@ def attend(
         scores = scores + mask
     if hidden is not None:
         scores = scores.masked_fill(hidden, _fill_value(fill, q.dtype))
-    weights = torch.softmax(scores, dim=-1, dtype=softmax_dtype).to(q.dtype)
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
     return torch.matmul(weights, v)
 
 
@@ -104,7 +99,7 @@ def repeat_heads(x: Tensor, times: Any) -> Tensor:
     return x[:, :, None, :, :].expand(b, g, times, t, d).reshape(b, g * times, t, d)
 
 
-@kt.rule(where=is_wanted, unused=("softmax_dtype",))
+@kt.rule(where=is_wanted)
 def attention(
     q: Annotated[Tensor, kt.Shape("b h s d>1"), T],
     k: Annotated[Tensor, kt.Shape("b h t d>1"), T],
@@ -116,10 +111,9 @@ def attention(
     scale: Scale,
     scale_by: ScaleBy,
     fill: Fill,
-    softmax_dtype: SoftmaxDType,
 ) -> Tensor:
     """Search for attention whose k and v have as many heads as q."""
-    return attend(q, k, v, mask, hidden, factor, scale=scale, scale_by=scale_by, fill=fill, softmax_dtype=softmax_dtype)
+    return attend(q, k, v, mask, hidden, factor, scale=scale, scale_by=scale_by, fill=fill)
 
 
 @attention.replacement(devices=("cpu",))
@@ -138,7 +132,7 @@ def _(
     return attend_fused(q, k, v, mask, hidden, factor, scale=scale, scale_by=scale_by, fill=fill, grouped=False)
 
 
-@kt.rule(where=is_wanted, unused=("softmax_dtype",))
+@kt.rule(where=is_wanted)
 def attention_grouped(
     q: Annotated[Tensor, kt.Shape("b g*n>1 s d>1"), T],
     k: Annotated[Tensor, kt.Shape("b g t d>1"), T],
@@ -150,12 +144,11 @@ def attention_grouped(
     scale: Scale,
     scale_by: ScaleBy,
     fill: Fill,
-    softmax_dtype: SoftmaxDType,
 ) -> Tensor:
     """Search for attention whose k and v are repeated to the heads of q."""
     times = q.shape[1] // k.shape[1]
     k, v = repeat_heads(k, times), repeat_heads(v, times)
-    return attend(q, k, v, mask, hidden, factor, scale=scale, scale_by=scale_by, fill=fill, softmax_dtype=softmax_dtype)
+    return attend(q, k, v, mask, hidden, factor, scale=scale, scale_by=scale_by, fill=fill)
 
 
 @attention_grouped.replacement(devices=("cpu",))

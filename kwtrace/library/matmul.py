@@ -23,9 +23,11 @@ def mm_act(
     out_dtype: Annotated[torch.dtype | None, kt.OneOf(None, torch.float32, torch.float16)],
 ) -> Tensor:
     """Search for ``act(mm(a, b))``, with every combination of the activation's arguments."""
-    return ops.act(torch.mm(a, b), negate=negate, approximate=approximate, out_dtype=out_dtype)
+    result: Tensor = ops.act(torch.mm(a, b), negate=negate, approximate=approximate, out_dtype=out_dtype)
+    return result
 
 
 @mm_act.replacement
 def _(a: Tensor, b: Tensor, *, negate: bool, approximate: str, out_dtype: torch.dtype | None) -> Tensor:
-    return ops.mm_act(a, b, negate=negate, approximate=approximate, out_dtype=out_dtype)
+    result: Tensor = ops.mm_act(a, b, negate=negate, approximate=approximate, out_dtype=out_dtype)
+    return result

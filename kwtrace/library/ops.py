@@ -39,7 +39,7 @@ def _(
     return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype or a.dtype)
 
 
-def _activate(x: Tensor, negate: bool, approximate: str, out_dtype: torch.dtype | None) -> Tensor:  # noqa: FBT001 - the operators' own argument
+def _activate(x: Tensor, negate: bool, approximate: str, out_dtype: torch.dtype | None) -> Tensor:
     y = gelu(x, approximate=approximate)
     y = y.neg() if negate else y
     return y if out_dtype is None else y.to(out_dtype)

@@ -1,0 +1,73 @@
+"""Constants and captured numbers of a graph, held against those of a pattern."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from kwtrace import derived
+from kwtrace.matches import require
+from kwtrace.normal import known_equal
+from kwtrace.patterns import Hole
+from kwtrace.values import same
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "int": (int, torch.SymInt),
+    "float": (float, int, torch.SymFloat),
+    "complex": (complex, float, int),
+}
+_EXACT_INTS = 2**53
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def capture(hole: Hole, kind: str, found: Any, owner: fx.Node) -> Any:
+    """Return what a captured parameter is bound to: a number of its kind, or the node of a symbolic one.
+
+    Raises:
+        Mismatch: if there is something else in its place.
+
+    """
+    return _symbolic_capture(hole, kind, found) if isinstance(found, fx.Node) else _capture(hole, kind, found, owner)
+
+
+def _symbolic_capture(hole: Hole, kind: str, found: fx.Node) -> fx.Node:
+    fits = hole.function == "same" and isinstance(found.meta.get("val"), _KINDS[kind])
+    require(fits, lambda: f"expected a {kind} for {hole.name}, found {found} = {found.meta.get('val')!r}")
+    return found
+
+
+def _capture(hole: Hole, kind: str, found: Any, owner: fx.Node) -> Any:
+    is_number = isinstance(found, int | float | complex) and not isinstance(found, bool)
+    require(is_number, lambda: f"{owner}: expected a {kind} for {hole.name}, found {found!r}")
+    value = derived.invert(hole, found)
+    fits = isinstance(value, _KINDS[kind])
+    require(fits, lambda: f"{owner}: expected a {kind} for {hole.name}, found {found!r}")
+    if kind == "int" or not isinstance(value, int):
+        return value
+    result = owner.meta.get("val")
+    exact = abs(value) <= _EXACT_INTS and isinstance(result, torch.Tensor) and not _is_integral(result.dtype)
+    require(exact, lambda: f"{owner}: expected a {kind} for {hole.name}, found the int {found!r}")
+    return float(value) if kind == "float" else complex(value)
+
+
+def _is_integral(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex)
+
+
+def is_float(value: Any) -> bool:
+    """Tell whether a size expression's value is a float."""
+    return isinstance(value, float | torch.SymFloat)
+
+
+def is_size(value: Any) -> bool:
+    """Tell whether a value can be what a size expression yields."""
+    return isinstance(value, int | float | torch.SymInt | torch.SymFloat) and not isinstance(value, bool)
+
+
+def same_constant(wanted: Any, found: Any) -> bool:
+    """Tell whether a graph has the constant that a pattern wants, by type and value."""
+    if isinstance(found, torch.SymInt):
+        return type(wanted) is int and known_equal(found, wanted)
+    return not isinstance(found, SYMBOLIC) and same(wanted, found)
