@@ -303,8 +303,27 @@ class Matcher:
         for node in own - set(outputs):
             leak = next((user for user in node.users if user not in own and not view.is_dead(user)), None)
             require(leak is None, lambda: f"{node}: expected no users outside the match, found {leak}")
+        back = _way_back(own, outputs) if len(outputs) > 1 else None
+        require(
+            back is None, lambda: f"expected outputs that don't depend on each other through other nodes, found {back}"
+        )
         inside = own & set(state.inputs.values())
         require(not inside, lambda: f"expected inputs from outside the match, found {inside}")
+
+
+def _way_back(own: set[fx.Node], outputs: tuple[fx.Node, ...]) -> fx.Node | None:
+    """Return a node outside the match that one output feeds and another needs, if there is one."""
+    last = max(outputs)
+    pending = [user for output in outputs for user in output.users if user not in own and user < last]
+    seen = set(pending)
+    while pending:
+        node = pending.pop()
+        if not own.isdisjoint(node.users):
+            return node
+        later = [user for user in node.users if user not in seen and user < last]
+        seen.update(later)
+        pending += later
+    return None
 
 
 def _shown(columns: tuple[str, ...], state: _State) -> str:

@@ -67,7 +67,7 @@ def merge(left: Any, right: Any, places: Places) -> Any:
         return left
     msg = (
         f"Rule {places.rule.name}, variant {places.variant}: expected a graph whose structure doesn't depend on "
-        f"captured values, found {left!r} for {places.given[0]} and {right!r} for {places.given[1]}; give such values in "
-        "Captured(special=...)."
+        f"captured values, found {left!r} for {places.given[0]} and {right!r} for {places.given[1]}; give such values "
+        "in Captured(special=...)."
     )
     raise TraceError(msg)

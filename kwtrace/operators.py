@@ -123,6 +123,7 @@ def resolve(name: str) -> Any:
     return found
 
 
+@functools.cache
 def is_boundary(target: Any) -> bool:
     """Tell whether no match may cross a call of ``target``: it may mutate its inputs or order streams."""
     if isinstance(target, torch._ops.OpOverload):

@@ -49,11 +49,13 @@ def rewrite(match: Match) -> Rewrite | None:
         writer.undo()
         log.warning("%s: expected the replacement to yield what the graph had, found %s", match.variant, refused)
         return None
+    early = [user for output in match.outputs for user in output.users if user < _last_output(match)]
     for old, new in zip(match.outputs, results, strict=True):
         old.replace_all_uses_with(new)
         if not _same_strides(old.meta["val"], new.meta["val"]):
             _propagate(new)
     _erase(match)
+    _move_behind([user for user in early if not user._erased], results)
     return Rewrite(results, tuple(writer.new))
 
 
@@ -127,6 +129,22 @@ class _Writer:
 
 def _last_output(match: Match) -> fx.Node:
     return max(match.outputs)
+
+
+def _move_behind(early: list[fx.Node], results: tuple[fx.Node, ...]) -> None:
+    """Move what uses an output before the last one was computed, and what depends on that, behind the new nodes."""
+    if not early:
+        return
+    last, first = max(results), min(early)
+    moved = set(early)
+    node = first
+    while node < last:
+        if not moved.isdisjoint(node.all_input_nodes):
+            moved.add(node)
+        node = node.next
+    for node in sorted(moved):
+        last.append(node)
+        last = node
 
 
 def _difference(match: Match, results: tuple[fx.Node, ...]) -> str | None:

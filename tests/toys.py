@@ -59,6 +59,17 @@ def flat_expm1(x: Tensor) -> Tensor:
     return torch.exp(x) - 1
 
 
+@torch.library.custom_op("kwtoys::strided", mutates_args=())
+def strided(x: Tensor) -> Tensor:
+    """Return ``cos(x) + 1`` with the strides of a transposed tensor."""
+    return (x.cos() + 1).t().contiguous().t()
+
+
+@strided.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty((x.shape[1], x.shape[0])).t()
+
+
 @scaled_exp.register_fake
 def _(x: Tensor, alpha: float) -> Tensor:
     return torch.empty_like(x)
@@ -153,6 +164,17 @@ def flattened_rule(x: Annotated[Tensor, kt.Shape("m>1 n>1"), F32]) -> Tensor:
 def _(x: Tensor) -> Tensor:
     m, n = x.shape
     return flat_expm1(x.reshape(m * n)).reshape(m, n) + torch.full((m, n), 0.0)
+
+
+@kt.rule(name="strided", devices=CPU)
+def strided_rule(x: Annotated[Tensor, kt.Shape("m>1 n>1"), F32]) -> Tensor:
+    """A replacement that yields other strides."""
+    return torch.cos(x) + 1
+
+
+@strided_rule.replacement
+def _(x: Tensor) -> Tensor:
+    return strided(x)
 
 
 @kt.rule(name="bounded", devices=CPU)
