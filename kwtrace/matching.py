@@ -139,7 +139,7 @@ class Matcher:
                 if user in seen or user.op != "call_function":
                     continue
                 seen.add(user)
-                if operators.name_of(user.target) == op.target and not view.is_identity(user):
+                if operators.name_of(user.target) == op.target and not view.identity_source(user) is not None:
                     yield user
                 if len(seen) < len(self.ops) * 16:
                     pending.append(user)
@@ -202,7 +202,7 @@ class Matcher:
         self, view: View, value: In | Ref, found: Any, state: _State, owner: fx.Node
     ) -> list[tuple[Op, fx.Node]]:
         require(isinstance(found, fx.Node) and is_tensor(found), lambda: f"{owner}: expected a tensor, found {found!r}")
-        stripped = view.strip(found)
+        stripped = view.strip(found, view.region(owner))
         if isinstance(value, In):
             require(
                 state.inputs.setdefault(value.name, stripped) is stripped,
@@ -211,7 +211,7 @@ class Matcher:
             return []
         while found is not stripped:
             state.passed.append(found)
-            found = found.args[0]
+            found = view.identity_source(found)
         return [(self.ops[value.name], stripped)]
 
     def _bind_hole(self, hole: Hole, found: Any, state: _State, owner: fx.Node) -> None:

@@ -15,14 +15,17 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from kwtrace import operators
+from kwtrace.values import same
 
 _ALIASES = frozenset(
     {"aten.alias.default", "aten.clone.default", "aten.detach.default", "aten.lift_fresh_copy.default"}
 )
 _RESHAPES = frozenset({"aten.view.default", "aten.expand.default"})
 _CAST = "prims.convert_element_type.default"
+_SLICE = "aten.slice.Tensor"
+_IDENTITIES = dict.fromkeys((*_ALIASES, *_RESHAPES, _SLICE, "aten.permute.default"), "self") | {_CAST: "a"}
+"""Operators that may change nothing, and the argument that they pass on."""
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_UNREAD = object()
 
 
 class View:
@@ -31,41 +34,47 @@ class View:
     def __init__(self, graph: fx.Graph) -> None:
         """Read nothing yet."""
         self.graph = graph
-        self._stripped: dict[fx.Node, fx.Node] = {}
+        self._stripped: dict[tuple[fx.Node, int], fx.Node] = {}
         self._args: dict[fx.Node, dict[str, Any]] = {}
         self._regions: dict[fx.Node, int] = {}
 
-    def strip(self, node: fx.Node) -> fx.Node:
-        """Follow ``node`` through operations that provably leave every value as it is."""
-        found = self._stripped.get(node)
+    def strip(self, node: fx.Node, region: int = 0) -> fx.Node:
+        """Follow ``node`` through operations that provably leave every value as it is, within a region.
+
+        A copy that was taken before a mutation, in an earlier region, is not what its source is now.
+        """
+        found = self._stripped.get((node, region))
         if found is not None:
             return found
-        current, chain = node, []
-        while current not in self._stripped and self.is_identity(current):
+        current, chain = node, [node]
+        while (source := self.identity_source(current)) is not None and self.region(current) == region:
+            current = source
             chain.append(current)
-            current = source_of(current)
-        found = self._stripped.get(current, current)
-        for link in (*chain, node):
-            self._stripped[link] = found
-        return found
+        self._stripped.update({(link, region): current for link in chain})
+        return current
 
-    def is_identity(self, node: fx.Node) -> bool:
-        """Tell whether ``node`` yields exactly the values, shape and dtype of its first argument."""
-        if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
-            return False
+    def identity_source(self, node: fx.Node) -> fx.Node | None:
+        """Return the node whose values, shape and dtype ``node`` yields unchanged, or None."""
+        if node.op != "call_function":
+            return None
         name = operators.name_of(node.target)
-        if name in _ALIASES:
-            return True
-        source, value = node.args[0].meta.get("val"), node.meta.get("val")
-        if not isinstance(source, torch.Tensor) or not isinstance(value, torch.Tensor):
+        if name not in _IDENTITIES:
+            return None
+        source = self.args(node)[_IDENTITIES[name]]
+        if not isinstance(source, fx.Node):
+            return None
+        return source if name in _ALIASES or self._changes_nothing(name, node, source) else None
+
+    def _changes_nothing(self, name: str, node: fx.Node, source: fx.Node) -> bool:
+        before, after = source.meta.get("val"), node.meta.get("val")
+        if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
             return False
         if name == _CAST:
-            return source.dtype is value.dtype
-        if name in _RESHAPES or name == "aten.slice.Tensor":
-            return same_sizes(source.shape, value.shape) and _is_forward(name, node)
+            return before.dtype is after.dtype
         if name == "aten.permute.default":
-            return list(self.args(node)["dims"]) == list(range(source.dim()))
-        return False
+            return list(self.args(node)["dims"]) == list(range(before.dim()))
+        forward = name != _SLICE or same(self.args(node)["step"], 1)
+        return forward and same_sizes(before.shape, after.shape)
 
     def args(self, node: fx.Node) -> dict[str, Any]:
         """Return every argument of ``node`` by name, defaults filled in, dims and sizes made absolute."""
@@ -93,13 +102,6 @@ class View:
             pending.extend(user for user in current.users if user not in seen)
             seen.update(current.users)
         return True
-
-
-def source_of(node: fx.Node) -> fx.Node:
-    """Return the node that an identity passes on."""
-    source = node.args[0]
-    assert isinstance(source, fx.Node)
-    return source
 
 
 def same_sizes(left: Sequence[Any], right: Sequence[Any]) -> bool:
@@ -135,13 +137,6 @@ def _is_boundary(node: fx.Node) -> bool:
     return node.op in ("call_module", "call_method")
 
 
-def _is_forward(name: str, node: fx.Node) -> bool:
-    if name != "aten.slice.Tensor":
-        return True
-    step = operators.bind(node.target, node.args, node.kwargs)["step"]
-    return type(step) is int and step == 1
-
-
 def _normalise(node: fx.Node) -> dict[str, Any]:
     described = operators.describe(node.target)
     bound = operators.bind(node.target, node.args, node.kwargs)
@@ -152,7 +147,7 @@ def _normalise(node: fx.Node) -> dict[str, Any]:
     rank = _rank(bound, described)
     if rank is not None:
         _wrap_dims(bound, described, rank)
-    if name == "aten.slice.Tensor":
+    if name == _SLICE:
         _clip_slice(bound)
     return bound
 

@@ -204,7 +204,7 @@ def _erase(match: Match) -> None:
             continue
         operands = node.all_input_nodes
         match.graph.erase_node(node)
-        pending += [operand for operand in operands if not operand.users and view.is_identity(operand)]
+        pending += [operand for operand in operands if not operand.users and view.identity_source(operand) is not None]
 
 
 def remapped(inputs: Mapping[str, fx.Node], replaced: Mapping[fx.Node, fx.Node]) -> dict[str, fx.Node]:

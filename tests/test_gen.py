@@ -111,9 +111,9 @@ def test_check_of_a_fresh_package_exits_0(package: Path, capsys: pytest.CaptureF
 
 
 def swap_character(path: Path, at: str) -> None:
-    """Change one character, the last one of the first ``at`` in a file, to another one."""
+    """Change one character, the one after the first ``at`` in a file, to another one."""
     text = path.read_text(encoding="utf-8")
-    place = text.index(at) + len(at) - 1
+    place = text.index(at) + len(at)
     path.write_text(f"{text[:place]}{'1' if text[place] != '1' else '2'}{text[place + 1 :]}", encoding="utf-8")
 
 
@@ -130,12 +130,12 @@ def swap_character(path: Path, at: str) -> None:
         ("manifest.json", '"sha256": "', "relu_act: "),
         ("manifest.json", '"digest": "', "package: "),
         ("manifest.json", '"module": "', "relu_act: "),
-        ("manifest.json", '"negate": [\n     "False', "relu_act: axis negate: "),
-        ("manifest.json", "aten::relu(T", "relu_act: operator aten.relu.default"),
-        ("manifest.json", '"variants": 4', "manifest.json"),
-        ("manifest.json", '"rows": 4', "manifest.json"),
-        ("manifest.json", '"verified": [\n    "d', "manifest.json"),
-        ("manifest.json", '"merged"', "package: "),
+        ("manifest.json", '"negate": [\n     "', "relu_act: axis negate: "),
+        ("manifest.json", "aten::relu(", "relu_act: operator aten.relu.default"),
+        ("manifest.json", '"variants": ', "manifest.json"),
+        ("manifest.json", '"rows": ', "manifest.json"),
+        ("manifest.json", '"verified": [\n    "', "manifest.json"),
+        ("manifest.json", '"merge', "package: "),
         ("manifest.json", '"torch": "', "package: "),
         ("manifest.json", '"kwtrace": "', ""),
     ],
@@ -378,7 +378,8 @@ def test_two_rules_of_one_name_are_one_sentence(home: Path, out: Path, capsys: p
     write_module(home, "gen_second", DOUBLE)
     assert gen.main(["gen_first", "gen_second", "--out", str(out), "--jobs", "1"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert "Expected distinct rule names, found double in gen_first and in gen_second" in line
+    assert "Expected distinct rule names, found double in gen_first and " in line
+    assert "gen_second" in line
 
 
 def test_a_rule_imported_into_two_modules_is_one_rule(home: Path, out: Path) -> None:

@@ -166,6 +166,17 @@ def _(x: Tensor) -> Tensor:
     return flat_expm1(x.reshape(m * n)).reshape(m, n) + torch.full((m, n), 0.0)
 
 
+@kt.rule(name="linked", devices=CPU)
+def linked_rule(x: Annotated[Tensor, kt.Shape("m>1 n>1"), F32], y: Annotated[Tensor, kt.Shape("m n"), F32]) -> tuple[Tensor, Tensor]:
+    """Two outputs, of which the second has an input of its own."""
+    return x.amax(-1), x + y
+
+
+@linked_rule.replacement
+def _(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return bounds(x)[0], torch.add(y, x)
+
+
 @kt.rule(name="strided", devices=CPU)
 def strided_rule(x: Annotated[Tensor, kt.Shape("m>1 n>1"), F32]) -> Tensor:
     """A replacement that yields other strides."""
