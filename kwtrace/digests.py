@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import hashlib
 import inspect
@@ -83,34 +82,42 @@ def _tracer_digest() -> str:
 
 def _sources(function: Callable[..., Any]) -> set[str]:
     """Return the source of a function and of all that it reaches by name, other libraries aside."""
-    found: dict[Any, str] = {}
+    found: dict[int, str] = {}
+    kept: list[Any] = []
     pending: list[Any] = [function]
     while pending:
         current = pending.pop()
-        if current in found:
+        if id(current) in found:
             continue
-        found[current] = f"{current.__qualname__}\n{_source(current)}"
+        kept.append(current)  # so that no other object gets its id
+        found[id(current)] = f"{current.__qualname__}\n{_source(current)}"
         if isinstance(current, FunctionType):
-            pending += [value for _, value in _reached(current) if inspect.isfunction(value) and not _is_foreign(value)]
-            found.update(
-                {(current, name): f"{name} = {value!r}" for name, value in _reached(current) if _is_constant(value)}
-            )
+            described = [_describe(name, value, pending) for name, value in _reached(current)]
+            found[id(current)] += "\n".join(described)
     return set(found.values())
 
 
+def _describe(name: str, value: Any, pending: list[Any]) -> str:
+    """Return a global that a function reads as text; functions and classes are left in ``pending`` to be read too."""
+    if isinstance(value, dict):
+        items = [f"{_describe('', key, pending)}: {_describe('', item, pending)}" for key, item in value.items()]
+        return f"{name} = {{{', '.join(items)}}}"
+    if isinstance(value, list | tuple | set | frozenset):
+        items = [_describe("", item, pending) for item in value]
+        ordered = sorted(items) if isinstance(value, set | frozenset) else items
+        return f"{name} = {type(value).__name__}({', '.join(ordered)})"
+    if isinstance(value, FunctionType | type) and not _is_foreign(value):
+        pending.append(value)
+        return f"{name} = {value.__module__}.{value.__qualname__}"
+    if isinstance(value, bool | int | float | complex | str | torch.dtype | DTypes | OneOf | None):
+        return f"{name} = {value!r}"
+    return f"{name}: {type(value).__qualname__}"
+
+
 def _normalised(source: str) -> str:
-    """Return code without what doesn't run: layout, comments and docstrings."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if (
-            isinstance(body, list)
-            and body
-            and isinstance(body[0], ast.Expr)
-            and isinstance(body[0].value, ast.Constant)
-        ):
-            body[0] = ast.Pass()
-    return ast.dump(tree)
+    """Return code without layout and lines of comments, the same for every version of Python."""
+    lines = (line.strip() for line in source.splitlines())
+    return "".join("".join(line.split()) for line in lines if not line.startswith("#"))
 
 
 def _source(function: Any) -> str:
@@ -118,7 +125,7 @@ def _source(function: Any) -> str:
         return _normalised(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
         code = getattr(function, "__code__", None)
-        return repr((code.co_code, code.co_consts)) if code else repr(function)
+        return code.co_code.hex() if code else ""
 
 
 def _reached(function: FunctionType) -> Iterator[tuple[str, Any]]:
@@ -143,7 +150,3 @@ def _is_foreign(value: Any) -> bool:
     module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "") or ""
     top = module.split(".")[0]
     return top in sys.stdlib_module_names or any(module == name or module.startswith(f"{name}.") for name in _FOREIGN)
-
-
-def _is_constant(value: Any) -> bool:
-    return isinstance(value, bool | int | float | complex | str | tuple | torch.dtype | DTypes | OneOf | None)

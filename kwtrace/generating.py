@@ -206,6 +206,7 @@ def _check_rule(rule: Rule, folder: Path, entry: Entry | None, jobs: int | None)
     words += _changed_operators(entry)
     if entry.source != source_digest(rule) and not words:
         words.append("the rule's source, kwtrace's tracer or torch changed since it was generated")
+    words += [f"rejected: {reason}" for _, reason in entry.failed]
     if packages.checksum(text) != entry.sha256:
         words += [f"{rule.name}.py was changed by hand", *_difference_from_traced(rule, text, jobs)]
     return [Difference(rule.name, "\n".join(words))] if words else []

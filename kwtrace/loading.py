@@ -58,7 +58,7 @@ class Package:
             out,
         )
         rules = [RuleReference(module, rule).load() for rule, module in sorted(self.rules.items())]
-        generate(rules, out)
+        generate(rules, out, jobs=1)  # a pool would run the user's script again in each process
         return read_folder(out / folder)
 
 

@@ -108,7 +108,7 @@ def render_index(manifest: Manifest) -> str:
     """Return the text of a version's ``__init__``."""
     digests = "".join(f"    {name!r}: {entry.digest!r},\n" for name, entry in sorted(manifest.rules.items()))
     head = f'"""Patterns for torch {manifest.torch}; made by kwtrace, not to be edited."""\n'
-    return f"{head}\nRULES = {{\n{digests}}}\n"
+    return f"{head}\nRULES = {{\n{digests}}}\nMANIFEST = {checksum(render_manifest(manifest))!r}\n"
 
 
 def render_root(manifests: Mapping[str, Manifest]) -> str:

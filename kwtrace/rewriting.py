@@ -11,16 +11,16 @@ import torch
 from torch import fx
 
 from kwtrace import derived, operators
-from kwtrace.fakes import common_mode, mode_of, run
+from kwtrace.fakes import common_mode, run
 from kwtrace.matches import Match
 from kwtrace.materialising import Materialiser
 from kwtrace.normal import View, same_sizes
 from kwtrace.patterns import AtMatch, Graph, Hole, In, MatchDevice, Ref, Size, fill
+from kwtrace.restriding import Restriding, restride, same_strides
 from kwtrace.tracing_at_match import trace_replacement
 
 log = logging.getLogger("kwtrace")
 _OWN_META = frozenset({"val", "tensor_meta", "unbacked_bindings", "eager_input_vals", "example_value"})
-_VIEW = "aten.view.default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +45,21 @@ def rewrite(match: Match) -> Rewrite | None:
         refused: str | None = f"{type(error).__name__}: {error}"
     else:
         refused = _difference(match, results)
+    restriding = Restriding()
+    if refused is None:
+        pairs = zip(match.outputs, results, strict=True)
+        changed = {old: new.meta["val"] for old, new in pairs if not same_strides(old.meta["val"], new.meta["val"])}
+        restriding = restride(changed)
+        if restriding.reader is not None:
+            refused = f"other strides, which {restriding.reader} reads"
     if refused is not None:
         writer.undo()
         log.warning("%s: expected the replacement to yield what the graph had, found %s", match.variant, refused)
         return None
+    restriding.apply()
     early = [user for output in match.outputs for user in output.users if user < _last_output(match)]
     for old, new in zip(match.outputs, results, strict=True):
         old.replace_all_uses_with(new)
-        if not _same_strides(old.meta["val"], new.meta["val"]):
-            _propagate(new)
     _erase(match)
     _move_behind([user for user in early if not user._erased], results)
     return Rewrite(results, tuple(writer.new))
@@ -160,38 +166,6 @@ def _difference(match: Match, results: tuple[fx.Node, ...]) -> str | None:
 
 def _described(value: torch.Tensor) -> str:
     return f"{value.dtype} {list(value.shape)} on {value.device}"
-
-
-def _same_strides(left: torch.Tensor, right: torch.Tensor) -> bool:
-    kept = [place for place, size in enumerate(left.shape) if not (type(size) is int and size == 1)]
-    strides = [[tensor.stride(place) for place in kept] for tensor in (left, right)]
-    return same_sizes(strides[0], strides[1])
-
-
-def _propagate(start: fx.Node) -> None:
-    """Recompute what the users of ``start`` yield as far as the new strides reach."""
-    pending = list(start.users)
-    while pending:
-        node = pending.pop(0)
-        before = node.meta.get("val")
-        mode = mode_of(before)
-        if node.op != "call_function" or mode is None or not isinstance(node.target, torch._ops.OpOverload):
-            continue
-        after = _rerun(node, mode)
-        if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor) and not _same_strides(before, after):
-            node.meta["val"] = after
-            pending.extend(user for user in node.users if user not in pending)
-
-
-def _rerun(node: fx.Node, mode: Any) -> Any:
-    """Run ``node``; a view that its input's strides no longer allow becomes a reshape."""
-    try:
-        return run(node, mode)
-    except (RuntimeError, ValueError):
-        if operators.describe(node.target).name != _VIEW:
-            return None
-    node.target = torch.ops.aten.reshape.default
-    return run(node, mode)
 
 
 def _erase(match: Match) -> None:

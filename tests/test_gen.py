@@ -129,7 +129,7 @@ def swap_character(path: Path, at: str) -> None:
         ("manifest.json", '"source": "', "relu_act: "),
         ("manifest.json", '"sha256": "', "relu_act: "),
         ("manifest.json", '"digest": "', "package: "),
-        ("manifest.json", '"module": "', "relu_act: "),
+        ("manifest.json", '"module": "', ""),
         ("manifest.json", '"negate": [\n     "', "relu_act: axis negate: "),
         ("manifest.json", "aten::relu(", "relu_act: operator aten.relu.default"),
         ("manifest.json", '"variants": ', "manifest.json"),

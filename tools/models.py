@@ -369,12 +369,12 @@ def summary(rows: Sequence[Row], *, rewritten: bool) -> Iterator[str]:
     for name, group in itertools.groupby(rows, key=lambda row: row.case.model):
         mine = list(group)
         layers = sum(row.layers for row in mine)
-        fused = f"{sum(row.fused or 0 for row in mine)} by kwtrace, " if rewritten else ""
+        fused = f"{sum(row.fused or 0 for row in mine)} with kwtrace, " if rewritten else ""
         grouped = sum(row.grouped or 0 for row in mine)
         of_them = f"({grouped} grouped) " if grouped else ""
         stock = sum(row.stock or 0 for row in mine)
         bad = sum(row.verdict != "ok" for row in mine)
-        yield f"{name:8}  {layers} layers in {len(mine)} rows: {fused}{of_them}{stock} by torch alone; {bad} not ok"
+        yield f"{name:8}  {layers} layers in {len(mine)} rows: fused {fused}{of_them}{stock} by torch alone; {bad} not ok"
 
 
 def save(path: Path, rows: Sequence[Row], arguments: argparse.Namespace) -> None:
