@@ -5,6 +5,8 @@ from kwtrace.loading import Package
 PATTERNS = Package(
     __name__,
     {
+        'attention': 'kwtrace.library.attention',
+        'attention_grouped': 'kwtrace.library.attention',
         'mm_act': 'kwtrace.library.matmul',
     },
 )
