@@ -41,7 +41,7 @@ def _symbolic_capture(hole: Hole, kind: str, found: fx.Node) -> fx.Node:
 def _capture(hole: Hole, kind: str, found: Any, owner: fx.Node) -> Any:
     is_number = isinstance(found, int | float | complex) and not isinstance(found, bool)
     require(is_number, lambda: f"{owner}: expected a {kind} for {hole.name}, found {found!r}")
-    value = derived.invert(hole, found)
+    value = derived.invert(hole, found, kind)
     fits = isinstance(value, _KINDS[kind])
     require(fits, lambda: f"{owner}: expected a {kind} for {hole.name}, found {found!r}")
     if kind == "int" or not isinstance(value, int):

@@ -25,13 +25,14 @@ def evaluate(hole: Hole, value: Any) -> Any:
     return _FORWARD[hole.function](value, hole.constant)
 
 
-def invert(hole: Hole, value: Any) -> Any:
-    """Return the parameter's value for which the graph holds ``value``, or None if there is no exact one."""
+def invert(hole: Hole, value: Any, kind: str) -> Any:
+    """Return the parameter's value, of type ``kind``, for which the graph holds ``value``; None if none is exact."""
     if hole.function == "same":
         return value
     try:
         guess = _BACKWARD[hole.function](value, hole.constant)
-        return next((x for x in _neighbours(guess) if _gives(hole, x, value)), None)
+        guesses = [round(guess)] if kind == "int" else _neighbours(guess)
+        return next((x for x in guesses if _gives(hole, x, value)), None)
     except (ArithmeticError, ValueError, TypeError):
         return None
 

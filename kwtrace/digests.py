@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from kwtrace.domains import read_domain
+from kwtrace.patterns import exact_text
 from kwtrace.rules import DTypes, OneOf, Rule
 
 _TRACER = (
@@ -58,7 +59,7 @@ def replacement_digest(rule: Rule, device: str) -> str:
 
 def describe_axes(rule: Rule) -> dict[str, list[str]]:
     """Return a rule's axes and their values as text."""
-    return {name: [repr(value) for value in values] for name, values in read_domain(rule).axes}
+    return {name: [exact_text(value) for value in values] for name, values in read_domain(rule).axes}
 
 
 def torch_version() -> str:

@@ -170,7 +170,9 @@ def _read(rule: Rule, parameter: inspect.Parameter, hints: Mapping[str, Any]) ->
     by_kind = _by_kind(markers, where)
     base, optional = _without_none(hint)
     if isinstance(base, type) and issubclass(base, torch.Tensor):
+        _check_markers(by_kind, {Shape, DTypes, torch.dtype}, where)
         return _read_tensor(parameter.name, by_kind, optional=optional, where=where)
+    _check_markers(by_kind, {DTypes} if base is torch.dtype else {Captured} if base in NUMBERS else set(), where)
     if OneOf in by_kind:
         return AxisParameter(parameter.name, _checked_values(by_kind[OneOf].values, where))
     if base is torch.dtype and DTypes in by_kind:
@@ -199,6 +201,17 @@ def _by_kind(markers: tuple[Any, ...], where: str) -> dict[type, Any]:
             raise RuleError(msg)
         found[kind] = marker
     return found
+
+
+def _check_markers(by_kind: dict[type, Any], fitting: set[type], where: str) -> None:
+    """Refuse markers that say nothing about a parameter of its type, and two that contradict each other."""
+    known = fitting or {OneOf}
+    surplus = [kind.__name__ for kind in by_kind if kind not in known | {OneOf}]
+    tensor = Shape in fitting
+    if surplus or (OneOf in by_kind and (tensor or len(by_kind) > 1)) or {DTypes, torch.dtype} <= by_kind.keys():
+        found = ", ".join(kind.__name__ for kind in by_kind)
+        msg = f"{where}: expected markers that fit its type and each other, found {found}."
+        raise RuleError(msg)
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
@@ -285,11 +298,11 @@ def _axes(rule: Rule, parameters: tuple[Parameter, ...]) -> tuple[tuple[str, tup
     axes: dict[str, tuple[Any, ...]] = {}
     variables: dict[str, DTypes] = {}
     for name, values, variable in itertools.chain.from_iterable(_axes_of(p) for p in parameters):
+        if name in axes and (variable is None or name not in variables):
+            msg = f"Rule {rule.name}: expected distinct names of axes, found {name} twice; rename one."
+            raise RuleError(msg)
         if variable is not None and variables.setdefault(name, variable).dtypes != variable.dtypes:
             msg = f"Rule {rule.name}: expected one set of dtypes for variable {name}, found two."
-            raise RuleError(msg)
-        if name in axes and variable is None:
-            msg = f"Rule {rule.name}: expected distinct names of axes, found {name} twice; rename one."
             raise RuleError(msg)
         axes[name] = values
     if "device" in axes:

@@ -52,12 +52,13 @@ def _draft_once(rule: Rule, domain: Domain, variant: Variant, point: Point, samp
         msg = f"{where}: expected a replacement for its device, found none; declare one with @{rule.name}.replacement."
         raise TraceError(msg)
     if declared.at == "match":
-        return Draft(search, outputs, AtMatch(), found.conditions)
+        return Draft(search, outputs, AtMatch(), found.conditions, found.branches)
     traced = trace(declared.function, rule, domain, variant, point, sample)
     lowering = Lowering(traced, dict(variant.axes)["device"], where)
     replacement = lowering.replacement()
     _check_outputs(outputs, lowering.outputs, where)
-    return Draft(search, outputs, replacement, found.conditions | traced.conditions)
+    conditions, branches = found.conditions | traced.conditions, found.branches or traced.branches
+    return Draft(search, outputs, replacement, conditions, branches)
 
 
 def _check_outputs(search: tuple[Output, ...], replacement: tuple[Output, ...], where: str) -> None:

@@ -38,12 +38,16 @@ class Expression:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A variant's search graph and replacement graph in normal form, with symbolic sizes."""
+    """A variant's search graph and replacement graph in normal form, with symbolic sizes.
+
+    ``branches`` says that the rule's own code asked a question about a size while it was traced.
+    """
 
     search: tuple[Op, ...]
     outputs: tuple[Output, ...]
     replacement: Graph | AtMatch
     conditions: frozenset[Any]
+    branches: bool = False
 
 
 def with_sample(base: Draft, sample: Mapping[str, Any]) -> Draft:
@@ -103,6 +107,7 @@ def map_draft(base: Draft, leaf: Callable[[Any], Any]) -> Draft:
         map_leaves(base.outputs, leaf),
         map_leaves(base.replacement, leaf),
         base.conditions,
+        base.branches,
     )
 
 

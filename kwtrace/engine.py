@@ -7,6 +7,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
 from torch import fx
 
@@ -23,6 +24,19 @@ log = logging.getLogger("kwtrace")
 _ROUNDS = 10
 
 
+@dataclass(slots=True)
+class _Work:
+    """What was done to a graph: variants that fired, nodes that a rule made, and matches that couldn't be rewritten."""
+
+    fired: list[Variant] = field(default_factory=list)
+    made: dict[fx.Node, str] = field(default_factory=dict)
+    refused: set[tuple[int, fx.Node]] = field(default_factory=set)
+
+    def is_open(self, match: Match) -> bool:
+        """Tell whether a match is neither refused nor wholly what its own rule has made."""
+        return _identity(match) not in self.refused and any(self.made.get(n) != match.rule for n in match.nodes)
+
+
 class Engine:
     """A pattern set made ready: one matcher per family, by the operator it starts from."""
 
@@ -32,7 +46,7 @@ class Engine:
         self._matchers: dict[int, Matcher | None] = {}
         self._required = [frozenset(op.target for op in family.skeleton.search) for family in self.families]
 
-    def find(self, graph: fx.Graph) -> list[Match]:
+    def find(self, graph: fx.Graph, work: _Work | None = None) -> list[Match]:
         """Return the matches to rewrite, in the order of the graph: of any that overlap, the largest."""
         anchors = _by_operator(graph)
         present = anchors.keys()
@@ -43,24 +57,38 @@ class Engine:
             if required <= present and (matcher := self._matcher(place)) is not None
             for match in _matches(matcher, view, anchors[matcher.anchor.target])
         ]
-        return _choose(found)
+        return _choose([match for match in found if work is None or work.is_open(match)])
 
     def run(self, graph: fx.Graph) -> list[Variant]:
         """Rewrite ``graph`` until nothing matches; return what fired."""
-        fired: list[Variant] = []
-        made: dict[fx.Node, str] = {}
+        work = _Work()
         for _ in range(_ROUNDS):
-            matches = [m for m in self.find(graph) if any(made.get(node) != m.rule for node in m.nodes)]
-            done = _rewrite_all(matches, made)
-            fired += done
-            if not done:
+            before = len(work.fired) + len(work.refused)
+            self._rewrite(graph, work)
+            if len(work.fired) + len(work.refused) == before:
                 break
-        return fired
+        return work.fired
+
+    def _rewrite(self, graph: fx.Graph, work: _Work) -> None:
+        replaced: dict[fx.Node, fx.Node] = {}
+        for match in self.find(graph, work):
+            match.inputs = remapped(match.inputs, replaced)
+            outputs = rewrite(match)
+            if outputs is None:
+                work.refused.add(_identity(match))
+                continue
+            replaced.update(zip(match.outputs, outputs.results, strict=True))
+            work.made.update(dict.fromkeys(outputs.new, match.rule))
+            work.fired.append(match.variant)
 
     def _matcher(self, place: int) -> Matcher | None:
         if place not in self._matchers:
             self._matchers[place] = _prepare(self.families[place])
         return self._matchers[place]
+
+
+def _identity(match: Match) -> tuple[int, fx.Node]:
+    return (id(match.family), match.outputs[0])
 
 
 def _prepare(family: Family) -> Matcher | None:
@@ -142,17 +170,3 @@ def _choose(found: list[Match]) -> list[Match]:
             taken.update(match.nodes)
             kept.append(match)
     return sorted(kept, key=lambda match: order[match.outputs[0]])
-
-
-def _rewrite_all(matches: list[Match], made: dict[fx.Node, str]) -> list[Variant]:
-    fired = []
-    replaced: dict[fx.Node, fx.Node] = {}
-    for match in matches:
-        match.inputs = remapped(match.inputs, replaced)
-        outputs = rewrite(match)
-        if outputs is None:
-            continue
-        replaced.update(zip(match.outputs, outputs.results, strict=True))
-        made.update(dict.fromkeys(outputs.new, match.rule))
-        fired.append(match.variant)
-    return fired

@@ -187,6 +187,8 @@ def check(rules: Sequence[Rule], out: str | Path, *, jobs: int | None = None) ->
             )
         ]
     found: list[Difference] = []
+    if old.kwtrace != kwtrace.__version__:
+        found.append(Difference("package", f"expected kwtrace {kwtrace.__version__}, found kwtrace {old.kwtrace}"))
     names = {rule.name for rule in rules}
     found += [Difference(name, "is in the package, but is no rule any more") for name in old.rules if name not in names]
     for rule in rules:

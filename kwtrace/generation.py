@@ -221,11 +221,16 @@ def _prove_all(rule: Rule, domain: Domain, point: Point, items: list[_Item]) -> 
     sibling: Proof | None = None
     for (variant, base), *others in _group(rule, domain, point, items):
         first = Subject(rule, domain, variant, point, base)
-        proof = sibling = prove(first, sibling)
+        proof = prove(first, sibling)
+        sibling = sibling if base.branches else proof
         yield first, proof
         for other, found in others:
             subject = Subject(rule, domain, other, point, found)
-            yield subject, proof if subject.holds_at(proof.ones, static=True) else prove(subject)
+            yield subject, proof if _holds_alike(subject, proof) else prove(subject)
+
+
+def _holds_alike(subject: Subject, proof: Proof) -> bool:
+    return not subject.base.branches and subject.holds_at(proof.ones, static=True)
 
 
 def _group(rule: Rule, domain: Domain, point: Point, items: list[_Item]) -> list[list[_Item]]:

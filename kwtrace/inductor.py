@@ -80,21 +80,26 @@ class KwtracePass(CustomGraphPass):
         return self._engine
 
 
+def setting() -> Any:
+    """Return what Inductor's configuration names now: a pass, several, or None."""
+    return getattr(config, KEY)
+
+
 def configured() -> tuple[Any, ...]:
     """Return the passes that Inductor's configuration names now."""
-    return as_passes(getattr(config, KEY))
+    return as_passes(setting())
 
 
-def as_passes(setting: Any) -> tuple[Any, ...]:
+def as_passes(value: Any) -> tuple[Any, ...]:
     """Return a setting, a pass or several or None, as passes."""
-    if setting is None:
+    if value is None:
         return ()
-    return tuple(setting) if isinstance(setting, list | tuple) else (setting,)
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
-def configure(passes: tuple[Any, ...]) -> None:
-    """Put passes into Inductor's configuration, the last of which calls those before it."""
-    setattr(config, KEY, passes[-1] if passes else None)
+def configure(value: Any) -> None:
+    """Put a pass, several, or None into Inductor's configuration."""
+    setattr(config, KEY, value)
 
 
 def _uuid(one: Any) -> Any:

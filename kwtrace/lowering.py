@@ -134,6 +134,9 @@ class Lowering:
 
     def _output(self, value: Any, node: fx.Node) -> Output:
         result = node.meta["val"]
+        if result.device.type != self.device:
+            msg = f"{self.where}: expected outputs on {self.device}, found one on {result.device}."
+            raise TraceError(msg)
         dims = tuple(to_expression(self.traced.expression(size)) for size in result.shape)
         return Output(value, result.dtype, dims)
 

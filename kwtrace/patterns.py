@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -198,7 +199,7 @@ class PatternSet:
     def digest(self) -> str:
         """Return a digest of the content."""
         if not self._digest:
-            lines = sorted(repr(family) for family in self.families)
+            lines = sorted(exact_text(family) for family in self.families)
             self._digest.append(hashlib.sha256("\n".join(lines).encode()).hexdigest())
         return self._digest[0]
 
@@ -215,7 +216,7 @@ class PatternSet:
         """Return the union; families that are in both stand in it once."""
         if not isinstance(other, PatternSet):
             return NotImplemented
-        unique = {repr(family): family for family in (*self.families, *other.families)}
+        unique = {exact_text(family): family for family in (*self.families, *other.families)}
         return PatternSet(tuple(unique.values()))
 
 
@@ -250,6 +251,18 @@ def map_leaves(value: Value, leaf: Callable[[Value], Value]) -> Any:
     return leaf(value)
 
 
+def exact_text(value: Value) -> str:
+    """Return a text that two parts of patterns share exactly when they are equal in type and value, in any process."""
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(exact_text, value))})"
+    if isinstance(value, Enum):
+        return f"{type(value).__module__}.{type(value).__qualname__}.{value.name}"
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = (exact_text(getattr(value, f.name)) for f in fields(value) if f.repr)
+        return f"{type(value).__name__}({', '.join(parts)})"
+    return repr(value)
+
+
 def fill(value: Value, cells: Mapping[str, Value]) -> Value:
     """Return ``value``, a part of a pattern, with every slot replaced by its cell."""
     return map_leaves(value, lambda leaf: cells[leaf.column] if isinstance(leaf, Slot) else leaf)
@@ -259,4 +272,4 @@ def _selected(variant: Variant, rule: str | None, axes: Mapping[str, Value]) -> 
     if rule is not None and variant.rule != rule:
         return False
     own = dict(variant.axes)
-    return all(name in own and type(own[name]) is type(value) and own[name] == value for name, value in axes.items())
+    return all(name in own and exact_text(own[name]) == exact_text(value) for name, value in axes.items())

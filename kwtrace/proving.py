@@ -4,6 +4,10 @@ A dim that is traced as a symbol stands for 2 and more, since torch answers ``si
 no guard. So a variant is traced again with each dim at 1 and with each two of them, the other dims as ints, and with
 all of those that held at 1 together, the other dims as symbols. Where the graphs are what the draft says there, with no
 condition that it doesn't have, the draft holds for 1 as well. Where one differs it is a pattern of its own.
+
+That stands on torch's operators meaning the same at every size but 1, whatever they decide inside. A rule whose own
+code asks a question about a size has no such standing: its drafts hold at 1 nowhere, and each size of 1, alone and
+together with others, is a pattern of its own, traced with the other dims as symbols.
 """
 
 from __future__ import annotations
@@ -64,6 +68,8 @@ def prove(subject: Subject, sibling: Proof | None = None) -> Proof:
     ``sibling`` is what was proved for a draft with the same inputs at the same point. Where this draft holds too with
     all at 1 together that held for the sibling, it is taken to hold and to differ where the sibling does.
     """
+    if subject.base.branches:
+        return Proof(Point(), tuple(_single_points(subject)))
     if sibling is not None and subject.holds_at(sibling.ones):
         return sibling
     singles = _single_points(subject)

@@ -138,6 +138,9 @@ class Rule:
             raise RuleError(msg)
 
         def declare(replacement: Function) -> Function:
+            if not inspect.isfunction(replacement):
+                msg = f"Rule {self.name}: expected a function as replacement, found {replacement!r}; wrap it in a def."
+                raise RuleError(msg)
             for device in self.devices if devices is None else devices:
                 self._add(device, Replacement(replacement, at))
             return replacement

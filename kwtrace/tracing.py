@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -32,6 +36,10 @@ if TYPE_CHECKING:
     from kwtrace.rules import Rule
     from kwtrace.shapes import DimSpec
 
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_SYMPY = str(Path(sympy.__file__).parent) + os.sep
+_CONVERSIONS = frozenset({"__bool__", "__int__", "__index__", "__float__"})
+
 HINTS = (3, 5, 7, 11, 13, 17, 19, 23, 37, 41, 43, 47, 53, 59, 61, 67)
 """Sizes of the named dims: distinct, and no multiples of each other, so that no accidental equality becomes a guard."""
 
@@ -48,14 +56,29 @@ class Point:
     static: bool = False
 
 
+class WatchedShapeEnv(ShapeEnv):
+    """A shape environment that notes whether code outside torch asked a question about a size."""
+
+    asked = False
+
+    def evaluate_expr(self, *args: Any, **kwargs: Any) -> Any:
+        """Answer as torch does."""
+        self.asked = self.asked or _is_asked_outside_torch()
+        return super().evaluate_expr(*args, **kwargs)
+
+
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A traced function: its graph, the tensor parameters in order of the placeholders, and its conditions."""
+    """A traced function: its graph, the tensor parameters in order of the placeholders, and its conditions.
+
+    ``branches`` says that the function, or something outside torch that it calls, asked a question about a size.
+    """
 
     graph: fx.Graph
     inputs: tuple[str, ...]
     conditions: frozenset[sympy.Basic]
     symbols: Mapping[sympy.Basic, sympy.Basic]
+    branches: bool
     where: str
 
     def expression(self, value: Any) -> Any:
@@ -88,7 +111,7 @@ def trace(
     """
     where = f"Rule {rule.name}, variant {variant}, function {function.__name__}"
     axes = dict(variant.axes)
-    env = ShapeEnv(duck_shape=False)
+    env = WatchedShapeEnv(duck_shape=False)
     fake_mode = FakeTensorMode(shape_env=env)
     fake_mode.cache_enabled = point.static  # with symbols, filling the cache costs more than it saves
     dims, symbols = _make_dims(env, domain, point)
@@ -99,7 +122,7 @@ def trace(
         names = tuple(p.name for p in present)
         call = caller(function, rule, domain, axes, names, sample)
         graph = _run(call, fake_mode, tensors, where)
-    return Trace(graph, names, frozenset(_conditions(env, symbols, where)), symbols, where)
+    return Trace(graph, names, frozenset(_conditions(env, symbols, where)), symbols, env.asked, where)
 
 
 def shape_of(parameter: TensorParameter, axes: Mapping[str, Any]) -> tuple[DimSpec, ...]:
@@ -224,6 +247,20 @@ def _run(call: Callable[..., Any], fake_mode: FakeTensorMode, tensors: list[torc
         msg = f"{where}: expected it to return a tensor or a tuple of tensors, found {type(kept[-1]).__name__}."
         raise TraceError(msg)
     return graph
+
+
+def _is_asked_outside_torch() -> bool:
+    """Tell whether the question being answered came from ``bool``, ``int`` or the like of a size in foreign code.
+
+    What torch's own kernels and decompositions ask changes how a value is computed, not which value.
+    """
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - inspect.stack reads source files
+    while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
+        if frame.f_code.co_filename == torch.__file__ and frame.f_code.co_name in _CONVERSIONS:
+            caller = frame.f_back
+            return caller is not None and not caller.f_code.co_filename.startswith((_TORCH, _SYMPY))
+        frame = frame.f_back
+    return False
 
 
 def _first_line(error: BaseException) -> str:

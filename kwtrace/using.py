@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from torch import fx
 
 _process = Recorder()
-_installed: list[Any] = []
+_installed: list[tuple[Any, Any]] = []
+"""Each pass that was installed, and the setting that it took the place of."""
 
 
 def options(patterns: Any, **inductor_options: Any) -> dict[str, Any]:
@@ -36,28 +37,36 @@ def install(patterns: Any) -> None:
     from kwtrace import inductor
 
     made = inductor.KwtracePass(patterns, inductor.configured(), _process)
-    _installed.append(made)
-    inductor.configure((made,))
+    _installed.append((made, inductor.setting()))
+    inductor.configure(made)
 
 
 def uninstall(patterns: Any) -> None:
     """Undo the last `install` of ``patterns``.
 
     Raises:
-        KwtraceError: if they are not installed, or a pass was configured over them since.
+        KwtraceError: if they are not installed, or another pass was configured in their place since.
 
     """
     from kwtrace import inductor
 
-    made = next((one for one in reversed(_installed) if one.patterns is patterns), None)
-    if made is None:
+    place = next((i for i in reversed(range(len(_installed))) if _installed[i][0].patterns is patterns), None)
+    if place is None:
         msg = f"Expected installed patterns to uninstall, found {patterns!r}, which aren't."
         raise KwtraceError(msg)
-    if inductor.configured()[-1:] == (made,):
-        inductor.configure(made.before[-1:])
+    made, setting = _installed[place]
+    if inductor.setting() is made:
+        inductor.configure(setting)
+    elif place + 1 < len(_installed) and made in _installed[place + 1][0].before:
+        later = _installed[place + 1][0]
+        later.before = made.before
+        _installed[place + 1] = (later, setting)
     else:
-        _unlink(inductor.configured(), made)
-    _installed.remove(made)
+        msg = (
+            f"Expected the pass of {patterns!r} in Inductor's configuration, found {inductor.setting()!r} in its place."
+        )
+        raise KwtraceError(msg)
+    del _installed[place]
 
 
 @contextmanager
@@ -87,12 +96,3 @@ def stats(*, reset: bool = False) -> Report:
     if reset:
         _process.reset()
     return report
-
-
-def _unlink(passes: tuple[Any, ...], made: Any) -> None:
-    """Take ``made`` out of the chain of passes that was built over it."""
-    for one in passes:
-        if made in getattr(one, "before", ()):
-            one.before = made.before
-            return
-        _unlink(getattr(one, "before", ()), made)

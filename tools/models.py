@@ -374,7 +374,7 @@ def summary(rows: Sequence[Row], *, rewritten: bool) -> Iterator[str]:
         of_them = f"({grouped} grouped) " if grouped else ""
         stock = sum(row.stock or 0 for row in mine)
         bad = sum(row.verdict != "ok" for row in mine)
-        yield f"{name:8}  {layers} layers in {len(mine)} rows: fused {fused}{of_them}{stock} by torch alone; {bad} not ok"
+        yield f"{name:8}  {layers} layers in {len(mine)} rows; {fused}{of_them}{stock} by torch; {bad} not ok"
 
 
 def save(path: Path, rows: Sequence[Row], arguments: argparse.Namespace) -> None:

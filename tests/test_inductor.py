@@ -1,0 +1,304 @@
+"""The pass that Inductor calls: what it depends on, that caches stay right, and that it never raises."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from graphs import targets, traced
+from torch import Tensor, fx
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from toys import bounded_rule, patterns, scaled_rule
+
+import kwtrace as kt
+import patterns_gen
+from kwtrace import inductor
+from kwtrace.library import ops
+from kwtrace.reports import Recorder
+
+ROOT = Path(kt.__file__).parent.parent
+
+
+class Earlier(CustomGraphPass):  # type: ignore[misc] - torch's class is untyped
+    """A pass that someone else configured."""
+
+    def __init__(self, name: Any = "earlier") -> None:
+        """Take what its uuid is."""
+        self.name = name
+        self.seen: list[list[str]] = []
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Note what the graph calls."""
+        self.seen.append(targets(graph))
+
+    def uuid(self) -> Any:
+        """Return the name."""
+        return self.name
+
+
+def made(patterns: Any, *before: Any) -> inductor.KwtracePass:
+    """Return a pass that counts for itself."""
+    return inductor.KwtracePass(patterns, before, Recorder())
+
+
+def function(a: Tensor, b: Tensor) -> Tensor:
+    """Return what the tutorial rule searches for."""
+    return ops.act(torch.mm(a, b), negate=True)
+
+
+def test_the_uuid_tells_contents_apart(shipped: kt.PatternSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other patterns, versions, earlier passes or switches are another uuid; the same content is the same."""
+    monkeypatch.delenv("KWTRACE_DISABLE", raising=False)
+    one = shipped.select("mm_act", negate=True)
+    passes = [
+        made(shipped),
+        made(one),
+        made(shipped.select("mm_act", negate=False)),
+        made(kt.PatternSet()),
+        made(patterns(scaled_rule)),
+        made(one, Earlier("a")),
+        made(one, Earlier("b")),
+        made(one, Earlier("a"), Earlier("b")),
+        made(one, Earlier("b"), Earlier("a")),
+    ]
+    found = [each.uuid() for each in passes]
+    assert None not in found
+    assert len(set(map(repr, found))) == len(found)
+    assert made(shipped.select("mm_act", negate=True)).uuid() == passes[1].uuid()
+    assert made(patterns_gen).uuid() == passes[0].uuid()
+    for name, value in (("KWTRACE_DISABLE", "mm_act"), ("KWTRACE_DISABLE", "1")):
+        monkeypatch.setenv(name, value)
+        found.append(passes[0].uuid())
+    monkeypatch.delenv("KWTRACE_DISABLE")
+    monkeypatch.setattr(kt, "__version__", "another")
+    found.append(passes[0].uuid())
+    monkeypatch.setattr(torch, "__version__", "2.13.99")
+    found.append(passes[0].uuid())
+    assert len(set(map(repr, found))) == len(found)
+
+
+def test_the_uuid_covers_captured_constants_by_type() -> None:
+    """Two sets that differ only in a constant's type or sign are two contents."""
+    (family,) = patterns(scaled_rule).families
+    uuids = []
+    for value in (1, 1.0, True, 0.0, -0.0, "1"):
+        axes = (*family.skeleton.axes, ("x", value))
+        uuids.append(made(kt.PatternSet((replace(family, skeleton=replace(family.skeleton, axes=axes)),))).uuid())
+    assert len(set(map(repr, uuids))) == len(uuids)
+
+
+def test_the_uuid_covers_the_code_of_a_replacement_traced_at_the_match(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the replacement isn't in the generated content, its source is part of the uuid."""
+    before = made(patterns(bounded_rule)).uuid()
+    monkeypatch.setattr(inductor, "_contents", {})
+    assert made(patterns(bounded_rule)).uuid() == before
+    other = replace(bounded_rule.replacements["cpu"], function=lambda x, *, alpha: torch.tanh(x) * alpha)
+    monkeypatch.setitem(bounded_rule.replacements, "cpu", other)
+    monkeypatch.setattr(inductor, "_contents", {})
+    assert made(patterns(bounded_rule)).uuid() != before
+
+
+@pytest.mark.parametrize("earlier", [lambda graph: None, Earlier(None)], ids=["a function", "a pass without uuid"])
+def test_an_earlier_pass_without_a_uuid_turns_caching_off(shipped: kt.PatternSet, earlier: Any) -> None:
+    """What can't be identified can't be cached: the uuid is None, which tells Inductor not to."""
+    assert made(shipped, earlier).uuid() is None
+    assert made(shipped, Earlier("a"), made(shipped, earlier)).uuid() is None
+
+
+def test_earlier_passes_run_first_and_in_order(shipped: kt.PatternSet) -> None:
+    """A pass that was configured before sees the graph before kwtrace rewrites it."""
+    order: list[str] = []
+    first, second = Earlier(), lambda graph: order.append("second")
+    graph = traced(function, torch.randn(3, 4), torch.randn(4, 5))
+    made(shipped, first, second)(graph.graph)
+    assert first.seen == [["aten.mm.default", "kwtrace.act.default"]]
+    assert order == ["second"]
+    assert targets(graph) == ["kwtrace.mm_act.default"]
+
+
+def test_an_earlier_pass_that_raises_is_not_hidden(shipped: kt.PatternSet) -> None:
+    """An error in someone else's pass is theirs: kwtrace doesn't swallow it."""
+
+    def broken(graph: fx.Graph) -> None:
+        msg = "theirs"
+        raise ValueError(msg)
+
+    with pytest.raises(ValueError, match="theirs"):
+        made(shipped, broken)(fx.Graph())
+
+
+def test_passes_are_pickled(shipped: kt.PatternSet) -> None:
+    """A pass survives pickling, as compile workers need it to: same content, same work, no engine dragged along."""
+    for content in (shipped, patterns_gen):
+        original = made(content, Earlier("a"))
+        original(traced(function, torch.randn(3, 4), torch.randn(4, 5)).graph)
+        copy = pickle.loads(pickle.dumps(original))  # noqa: S301 - it was pickled one call before
+        assert copy.uuid() == original.uuid()
+        graph = traced(function, torch.randn(3, 4), torch.randn(4, 5))
+        copy(graph.graph)
+        assert targets(graph) == ["kwtrace.mm_act.default"]
+
+
+def test_equal_passes_are_equal(shipped: kt.PatternSet) -> None:
+    """Passes of equal content after equal passes are equal, and so are their hashes; others differ."""
+    earlier = Earlier()
+    same = [made(shipped, earlier), made(patterns_gen, earlier), made(shipped.select("mm_act") | shipped, earlier)]
+    assert all(one == other and hash(one) == hash(other) for one in same for other in same)
+    others = [made(shipped), made(shipped, Earlier()), made(shipped.select("mm_act", negate=True), earlier), "a pass", None]
+    assert all(one != other for one in same for other in others)
+
+
+def broken_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make kwtrace raise whenever it looks at a graph."""
+
+    def run(self: Any, graph: fx.Graph) -> Any:
+        msg = "kwtrace is broken"
+        raise RuntimeError(msg)
+
+    monkeypatch.setattr(inductor.Engine, "run", run)
+
+
+def test_a_fault_in_kwtrace_is_logged_and_leaves_the_graph(
+    shipped: kt.PatternSet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The pass never raises: the graph stays, and the log says what happened."""
+    broken_engine(monkeypatch)
+    graph = traced(function, torch.randn(3, 4), torch.randn(4, 5))
+    with caplog.at_level(logging.WARNING, "kwtrace"):
+        made(shipped)(graph.graph)
+    assert targets(graph) == ["aten.mm.default", "kwtrace.act.default"]
+    assert "kwtrace is broken" in caplog.text
+
+
+@pytest.mark.parametrize("content", [42, None, "patterns", json], ids=["int", "None", "str", "a module"])
+def test_something_else_than_patterns_never_raises_in_a_compile(content: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A pass given something that is no pattern set leaves the graph as it is and says so."""
+    graph = traced(function, torch.randn(3, 4), torch.randn(4, 5))
+    with caplog.at_level(logging.WARNING, "kwtrace"):
+        broken = made(content)
+        broken.uuid()
+        broken(graph.graph)
+    assert targets(graph) == ["aten.mm.default", "kwtrace.act.default"]
+    assert "Expected a PatternSet" in caplog.text
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_compile_goes_on_when_kwtrace_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's compile succeeds and yields what eager yields, whatever is wrong inside kwtrace."""
+    broken_engine(monkeypatch)
+    a, b = torch.randn(3, 4), torch.randn(4, 5)
+    found = torch.compile(function, options=kt.options(patterns_gen))(a, b)
+    assert torch.equal(found, function(a, b))
+    assert kt.stats().count == 0
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_static_and_dynamic_compiles_are_fused(dynamic: bool) -> None:
+    """The same patterns fire in a static compile and in a dynamic one, which then serves other sizes without recompiling."""
+    seen: list[str] = []
+    record: Callable[[fx.Graph], None] = lambda graph: seen.extend(targets(graph))  # noqa: E731 - a pass is a function of the graph
+    compiled = torch.compile(function, options=kt.options(patterns_gen, post_grad_custom_pre_pass=record), dynamic=dynamic)
+    for rows, columns in ((3, 4), (5, 6)) if dynamic else ((3, 4),):
+        a, b = torch.randn(rows, columns), torch.randn(columns, 7)
+        assert torch.equal(compiled(a, b), function(a, b))
+    assert seen.count("kwtrace.mm_act.default") == 1
+    assert "kwtrace.act.default" not in seen
+    assert kt.stats().count == 1
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_equal_options_do_not_recompile() -> None:
+    """Compiling again with options of equal content reuses the compiled code."""
+    from torch._dynamo.utils import counters  # noqa: PLC0415 - this test alone counts compiles
+
+    counters.clear()
+    a, b = torch.randn(3, 4), torch.randn(4, 5)
+    for _ in range(3):
+        assert torch.equal(torch.compile(function, options=kt.options(patterns_gen))(a, b), function(a, b))
+    assert counters["stats"]["unique_graphs"] == 1
+    assert kt.stats().graphs == 1
+
+
+SCRIPT = """
+import json, os, sys, warnings
+warnings.filterwarnings("ignore")
+import torch
+from torch._dynamo.utils import counters
+import kwtrace as kt
+import patterns_gen
+from kwtrace import inductor
+from kwtrace.library import ops
+from kwtrace.loading import as_pattern_set
+
+def function(a, b):
+    return ops.act(torch.mm(a, b), negate=True)
+
+whole = as_pattern_set(patterns_gen)
+patterns = {"whole": patterns_gen, "other": whole.select("mm_act", negate=False)}[sys.argv[1]]
+a, b = torch.arange(12.0).reshape(3, 4), torch.arange(20.0).reshape(4, 5)
+options = kt.options(patterns)
+with torch.no_grad():
+    compiled = torch.compile(function, options=options)
+    compiled(a, b)
+    with torch.autograd.profiler.profile() as profile:
+        found = compiled(a, b)
+called = sorted({event.name for event in profile.function_events if event.name.startswith("kwtrace::")})
+print(json.dumps({
+    "uuid": repr(options[inductor.KEY].uuid()),
+    "hits": counters["inductor"]["fxgraph_cache_hit"],
+    "misses": counters["inductor"]["fxgraph_cache_miss"],
+    "called": called,
+    "right": torch.equal(found, function(a, b)),
+    "graphs": kt.stats().graphs,
+    "count": kt.stats().count,
+    "words": str(kt.stats()),
+}))
+"""
+
+
+def in_a_process(tmp_path: Path, content: str, **environment: str) -> dict[str, Any]:
+    """Compile in a process of its own, with caches kept in ``tmp_path``; return what it says."""
+    script = tmp_path / "compile_once.py"
+    script.write_text(SCRIPT)
+    inherited = {k: v for k, v in os.environ.items() if k not in ("KWTRACE_DISABLE", "TORCHINDUCTOR_FORCE_DISABLE_CACHES")}
+    env = {
+        **inherited,
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
+        "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), inherited.get("PYTHONPATH", "")]),
+        **environment,
+    }
+    done = subprocess.run([sys.executable, str(script), content], capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.slow
+def test_the_fx_graph_cache_stays_right(tmp_path: Path) -> None:
+    """A second process with the same set hits the cache; a changed set, or a switch, doesn't replay what it holds."""
+    first = in_a_process(tmp_path, "whole")
+    assert (first["right"], first["called"], first["hits"], first["graphs"], first["count"]) == (True, ["kwtrace::mm_act"], 0, 1, 1)
+    second = in_a_process(tmp_path, "whole")
+    assert (second["right"], second["called"], second["misses"]) == (True, ["kwtrace::mm_act"], 0)
+    assert second["hits"] == 1
+    assert second["uuid"] == first["uuid"]
+    assert second["graphs"] == 0
+    assert "cache" in second["words"]
+    changed = in_a_process(tmp_path, "other")
+    assert (changed["right"], changed["called"], changed["hits"], changed["count"]) == (True, ["kwtrace::act"], 0, 0)
+    assert changed["uuid"] != first["uuid"]
+    disabled = in_a_process(tmp_path, "whole", KWTRACE_DISABLE="mm_act[negate=True]")
+    assert (disabled["right"], disabled["called"], disabled["hits"]) == (True, ["kwtrace::act"], 0)
