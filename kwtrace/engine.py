@@ -19,6 +19,7 @@ from kwtrace.matching import Matcher
 from kwtrace.normal import View
 from kwtrace.patterns import AtMatch, Family, PatternSet, Variant
 from kwtrace.rewriting import remapped, rewrite
+from kwtrace.sharing import share_sizes
 
 log = logging.getLogger("kwtrace")
 _ROUNDS = 10
@@ -61,6 +62,7 @@ class Engine:
 
     def run(self, graph: fx.Graph) -> list[Variant]:
         """Rewrite ``graph`` until nothing matches; return what fired."""
+        share_sizes(graph)
         work = _Work()
         for _ in range(_ROUNDS):
             before = len(work.fired) + len(work.refused)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -283,6 +284,12 @@ def _trace(
     try:
         result = generate_rule(rule, pool, tick)
         packages.render_rule(result, torch_version())
+    except BrokenProcessPool as error:
+        msg = (
+            "Expected the processes that trace to start, found that they ended at once; put the call under "
+            "`if __name__ == '__main__':`, or pass jobs=1."
+        )
+        raise KwtraceError(msg) from error
     except KwtraceError as error:
         return RuleReport(
             rule.name, "failed", 0, 0, 0, 0, ((rule.name, str(error)),), time.perf_counter() - start

@@ -115,13 +115,20 @@ def read_folder(folder: Path) -> PatternSet:
 
 def _read(index: ModuleType) -> PatternSet:
     families: list[Any] = []
-    for rule in index.RULES:
+    for rule in _content(index, "RULES"):
         module = _import(f"{index.__name__}.{rule}")
         if module is None:
             msg = f"Expected the generated module {index.__name__}.{rule}, found none; run python -m kwtrace.gen."
             raise StaleError(msg)
-        families += module.FAMILIES
+        families += _content(module, "FAMILIES")
     return PatternSet(tuple(families))
+
+
+def _content(module: ModuleType, name: str) -> Any:
+    if not hasattr(module, name):
+        msg = f"Expected {name} in the generated module {module.__name__}, found none; run python -m kwtrace.gen."
+        raise LoadError(msg)
+    return getattr(module, name)
 
 
 def _import(name: str) -> ModuleType | None:

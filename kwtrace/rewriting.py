@@ -169,9 +169,9 @@ def _described(value: torch.Tensor) -> str:
 
 
 def _erase(match: Match) -> None:
-    """Erase what the match consists of, and the identities before it that nothing uses any more."""
+    """Erase the match, what nothing uses behind it, and the identities before it that it alone used."""
     view = View(match.graph)
-    pending = sorted(match.nodes, reverse=True)
+    pending = [*sorted(_dead_behind(match), reverse=True), *sorted(match.nodes, reverse=True)]
     while pending:
         node = pending.pop(0)
         if node.users or node._erased:
@@ -179,6 +179,19 @@ def _erase(match: Match) -> None:
         operands = node.all_input_nodes
         match.graph.erase_node(node)
         pending += [operand for operand in operands if not operand.users and view.identity_source(operand) is not None]
+
+
+def _dead_behind(match: Match) -> set[fx.Node]:
+    """Return what uses inner nodes from outside: matching has shown that nothing needs it."""
+    own = set(match.nodes)
+    found: set[fx.Node] = set()
+    pending = [user for node in match.nodes for user in node.users if user not in own]
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            pending += node.users
+    return found
 
 
 def remapped(inputs: Mapping[str, fx.Node], replaced: Mapping[fx.Node, fx.Node]) -> dict[str, fx.Node]:

@@ -114,7 +114,7 @@ def trace(
     env = WatchedShapeEnv(duck_shape=False)
     fake_mode = FakeTensorMode(shape_env=env)
     fake_mode.cache_enabled = point.static  # with symbols, filling the cache costs more than it saves
-    dims, symbols = _make_dims(env, domain, point)
+    dims, symbols = _make_dims(env, domain, point, where)
     present = [p for p in domain.tensors if not p.optional or axes[p.name]]
     with clean_surroundings():
         with fake_mode:
@@ -146,10 +146,12 @@ def to_text(expression: Any) -> str:
     return str(PythonPrinter().doprint(expression))
 
 
-def _make_dims(env: ShapeEnv, domain: Domain, point: Point) -> tuple[dict[str, Any], dict[sympy.Basic, sympy.Basic]]:
+def _make_dims(
+    env: ShapeEnv, domain: Domain, point: Point, where: str
+) -> tuple[dict[str, Any], dict[sympy.Basic, sympy.Basic]]:
     names = sorted({n for p in domain.tensors for shape in p.shapes for dim in shape for n in dim.names})
     if len(names) > len(HINTS):
-        msg = f"Expected at most {len(HINTS)} named dims in a rule, found {len(names)}."
+        msg = f"{where}: expected at most {len(HINTS)} named dims, found {len(names)}."
         raise TraceError(msg)
     dims: dict[str, Any] = {}
     symbols: dict[sympy.Basic, sympy.Basic] = {}

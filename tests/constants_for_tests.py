@@ -12,7 +12,24 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from kwtrace.patterns import AtMatch, Call, Capture, Dim, Family, Graph, Hole, In, Input, MatchDevice, Op, Output, Pattern, Ref, Size, fill
+from kwtrace.patterns import (
+    AtMatch,
+    Call,
+    Capture,
+    Dim,
+    Family,
+    Graph,
+    Hole,
+    In,
+    Input,
+    MatchDevice,
+    Op,
+    Output,
+    Pattern,
+    Ref,
+    Size,
+    fill,
+)
 
 
 class Colour(Enum):
@@ -20,7 +37,7 @@ class Colour(Enum):
 
     RED = object()
     BLUE = "blue"
-    AZURE = "blue"
+    AZURE = "blue"  # noqa: PIE796 - an alias
 
 
 class Number(IntEnum):
@@ -56,7 +73,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex6
 MEMBERS = (Colour.RED, Colour.AZURE, Number.ONE, Word.NONE, Option.A, Option.A | Option.B, Outer.Inner.X)
 floats = st.floats() | st.sampled_from([0.0, -0.0, math.nan, -math.nan, math.inf, -math.inf, 5e-324, 1e308])
 numbers = st.booleans() | st.integers() | floats | st.builds(complex, floats, floats)
-texts = st.text() | st.sampled_from(["'", '"', "\n", "\\", "'\"", "\r\n", "'''\"\"\"", "\0", "ü", "{x}", "\u2028", "none"])
+texts = st.text() | st.sampled_from(
+    ["'", '"', "\n", "\\", "'\"", "\r\n", "'''\"\"\"", "\0", "ü", "{x}", "\u2028", "none"]
+)
 plain_constants = (
     numbers
     | texts
@@ -72,7 +91,9 @@ nested = st.recursive(constants, lambda inner: st.lists(inner, max_size=3).map(t
 
 _names = st.sampled_from(["x", "y", "c0", "c1", "T", "größe"])
 _holes = st.builds(Hole, _names, st.just("multiple"), st.sampled_from([2, 2.0, 0.0, -0.0, 1, 1.0, True, math.nan]))
-_markers = _holes | st.builds(In, _names) | st.builds(Size, st.sampled_from(["n", "n*m", "n + 1"])) | st.just(MatchDevice())
+_markers = (
+    _holes | st.builds(In, _names) | st.builds(Size, st.sampled_from(["n", "n*m", "n + 1"])) | st.just(MatchDevice())
+)
 _leaves = plain_constants | _markers
 _values = st.recursive(_leaves, lambda inner: st.lists(inner, max_size=2).map(tuple), max_leaves=4)
 _keys = st.sampled_from(["self", "dim", "name", "target", "größe", *keyword.kwlist])
@@ -112,8 +133,7 @@ def related(draw: st.DrawFn) -> list[Pattern]:
     made: list[Pattern] = []
     for base in draw(st.lists(patterns(), min_size=1, max_size=3)):
         made.append(base)
-        for _ in range(draw(st.integers(0, 3))):
-            made.append(_varied(base, draw))
+        made += [_varied(base, draw) for _ in range(draw(st.integers(0, 3)))]
     return made
 
 
@@ -136,7 +156,9 @@ def unfactored(families: Sequence[Family]) -> list[Pattern]:
         for row in family.rows:
             cells = dict(zip(family.columns, row, strict=True))
             parts = ("device", "inputs", "search", "outputs", "replacement", "axes")
-            found.append(replace(family.skeleton, **{part: fill(getattr(family.skeleton, part), cells) for part in parts}))
+            found.append(
+                replace(family.skeleton, **{part: fill(getattr(family.skeleton, part), cells) for part in parts})
+            )
     return found
 
 
@@ -151,6 +173,10 @@ def exact(value: Any) -> str:
     if isinstance(value, tuple):
         return f"({','.join(exact(item) for item in value)})"
     if hasattr(type(value), "__dataclass_fields__"):
-        inner = (f"{name}={exact(getattr(value, name))}" for name in type(value).__dataclass_fields__ if not name.startswith("_"))
+        inner = (
+            f"{name}={exact(getattr(value, name))}"
+            for name in type(value).__dataclass_fields__
+            if not name.startswith("_")
+        )
         return f"{type(value).__name__}({','.join(inner)})"
     return f"{type(value).__module__}.{type(value).__qualname__}:{value!r}"

@@ -26,7 +26,7 @@ import kwtrace as kt
 Vector = Annotated[Tensor, kt.Shape("n>1"), torch.float32]
 '''
 
-DOUBLE = '''
+DOUBLE = """
 @kt.rule(devices=("cpu",))
 def double(x: Vector, *, mode: Annotated[str, kt.OneOf("none", "twice")]) -> Tensor:
     return ops.act(torch.relu(x), mode=mode)
@@ -35,9 +35,9 @@ def double(x: Vector, *, mode: Annotated[str, kt.OneOf("none", "twice")]) -> Ten
 @double.replacement
 def _(x, *, mode):
     return ops.relu_act(x, mode=mode)
-'''
+"""
 
-NEGATE = '''
+NEGATE = """
 @kt.rule(devices=("cpu",))
 def negate(x: Vector) -> Tensor:
     return ops.act(torch.relu(x), negate=True)
@@ -46,9 +46,9 @@ def negate(x: Vector) -> Tensor:
 @negate.replacement
 def _(x):
     return ops.relu_act(x, negate=True)
-'''
+"""
 
-FAILING = '''
+FAILING = """
 @kt.rule(devices=("cpu",))
 def failing(x: Vector, *, mode: Annotated[str, kt.OneOf("none", "twice")]) -> Tensor:
     if mode == "twice":
@@ -59,7 +59,7 @@ def failing(x: Vector, *, mode: Annotated[str, kt.OneOf("none", "twice")]) -> Te
 @failing.replacement
 def _(x, *, mode):
     return ops.relu_act(x, mode=mode)
-'''
+"""
 
 
 def write_module(folder: Path, name: str, *parts: str) -> Path:

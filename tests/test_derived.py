@@ -54,7 +54,9 @@ def test_each_function_is_found_from_two_values(name: str, inputs: tuple[Any, An
     ],
     ids=["0.7x", "-3x", "3n", "0.5n", "x:4", "n+1", "n-7", "x+0.5"],
 )
-def test_a_constant_factor_or_term_is_found(inputs: tuple[Any, Any], function: Callable[[Any], Any], third: Any) -> None:
+def test_a_constant_factor_or_term_is_found(
+    inputs: tuple[Any, Any], function: Callable[[Any], Any], third: Any
+) -> None:
     """A multiple or a sum is found with its constant, exact in type."""
     hole = find_hole("x", inputs, (function(inputs[0]), function(inputs[1])))
     assert hole is not None
@@ -80,10 +82,10 @@ def test_a_function_of_another_type_is_not_found() -> None:
     assert find_hole("x", (0.0, 1.0), (False, True)) is None
 
 
-@given(st.sampled_from(HOLES), st.floats() | st.integers())
-def test_an_inverse_is_exact_or_none(hole: Hole, value: float) -> None:
+@given(st.sampled_from(HOLES), st.floats() | st.integers(), st.sampled_from(["int", "float", "complex"]))
+def test_an_inverse_is_exact_or_none(hole: Hole, value: float, kind: str) -> None:
     """Whatever the graph holds, the parameter's value that is found gives exactly that, or there is none."""
-    found = invert(hole, value)
+    found = invert(hole, value, kind)
     assert found is None or same(evaluate(hole, found), value)
 
 
@@ -91,28 +93,34 @@ def test_an_inverse_is_exact_or_none(hole: Hole, value: float) -> None:
 def test_what_was_evaluated_is_inverted(hole: Hole, value: float) -> None:
     """A number that some ordinary value gives has an inverse, near that value."""
     held = evaluate(hole, value)
-    found = invert(hole, held)
+    found = invert(hole, held, "float")
     assert found is not None
     assert same(evaluate(hole, found), held)
     assert math.isclose(found, value, rel_tol=1e-9, abs_tol=1e-9)
 
 
-@given(st.sampled_from([hole for hole in HOLES if hole.constant is None] + [Hole("n", "multiple", 3), Hole("n", "sum", -2)]), st.integers(1, 10**6))
+@given(
+    st.sampled_from(
+        [hole for hole in HOLES if hole.constant is None] + [Hole("n", "multiple", 3), Hole("n", "sum", -2)]
+    ),
+    st.integers(1, 10**6),
+)
 def test_an_int_is_inverted_to_an_int(hole: Hole, value: int) -> None:
     """Where the parameter is an int, the inverse of what it gave is that int, exact in type."""
-    assert same(invert(hole, evaluate(hole, value)), value)
+    assert same(invert(hole, evaluate(hole, value), "int"), value)
 
 
 @given(st.integers(), st.integers().filter(bool))
 def test_an_int_that_is_no_multiple_has_no_inverse(value: int, factor: int) -> None:
     """An int multiple is inverted only where it divides."""
-    found = invert(Hole("n", "multiple", factor), value)
+    found = invert(Hole("n", "multiple", factor), value, "int")
     assert same(found, value // factor if value % factor == 0 else None)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, "text", None, True])
-@pytest.mark.parametrize("hole", HOLES, ids=str)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -0.0, "text", None, True], ids=repr)
+@pytest.mark.parametrize("hole", HOLES, ids=lambda hole: hole.function)
 def test_odd_values_do_not_raise(hole: Hole, value: Any) -> None:
     """A value that the function can't give yields None or an exact inverse, never an error."""
-    found = invert(hole, value)
-    assert found is None or same(evaluate(hole, found), value)
+    for kind in ("int", "float", "complex"):
+        found = invert(hole, value, kind)
+        assert found is None or same(evaluate(hole, found), value)

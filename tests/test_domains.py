@@ -93,7 +93,7 @@ def test_an_optional_axis_has_none_as_its_last_value() -> None:
         a: bool | None,
         b: Optional[Literal["a"]],  # noqa: UP045 - this spelling is what is tested
         c: Union[Mode, None],  # noqa: UP007 - this spelling is what is tested
-        d: Literal["a", None],
+        d: Literal["a", None],  # noqa: PYI061 - this spelling is what is tested
     ) -> None: ...
 
     assert axes_of(search) == {
@@ -176,7 +176,7 @@ def test_where_prunes() -> None:
 
 
 def test_special_values_are_variants_of_their_own() -> None:
-    """A captured parameter with special values has a variant for any other value, which names no value, and one for each."""
+    """Special values have a variant each, and any other value has one, which names no value."""
 
     def search(x: Vector, *, scale: Annotated[float, kt.Captured(special=(1.0, 0.0))]) -> None: ...
 
@@ -184,7 +184,7 @@ def test_special_values_are_variants_of_their_own() -> None:
 
 
 def test_samples_differ_in_every_captured_value() -> None:
-    """Tracing sees two sets of values, all different, none neutral, of the declared types; a special value is in both."""
+    """Tracing sees two sets of values, all different, none neutral, exact in type; a special value is in both."""
 
     def search(
         x: Vector, *, i: int, j: int, f: float, g: float, z: complex, s: Annotated[float, kt.Captured(special=(1.0,))]
@@ -245,7 +245,9 @@ def test_a_dtype_without_a_domain_is_an_error() -> None:
     assert error_of(search).startswith("Rule search, parameter dtype: expected a domain, found plain dtype")
 
 
-@pytest.mark.parametrize("annotation", [Annotated[str, kt.OneOf()], Empty, Annotated[Tensor, kt.Shape("n"), kt.DTypes("E")]], ids=repr)
+@pytest.mark.parametrize(
+    "annotation", [Annotated[str, kt.OneOf()], Empty, Annotated[Tensor, kt.Shape("n"), kt.DTypes("E")]], ids=repr
+)
 def test_an_empty_domain_is_an_error(annotation: Any) -> None:
     """OneOf without values, an Enum without members and a variable without dtypes are refused, naming the parameter."""
 
@@ -408,7 +410,7 @@ def test_one_variable_name_with_two_sets_of_dtypes_is_an_error() -> None:
 def test_a_variable_named_like_a_parameter_is_an_error() -> None:
     """Axes have distinct names, whether they come from parameters or from variables."""
 
-    def search(x: Vector, *, T: bool, y: Matrix) -> None: ...
+    def search(x: Vector, *, T: bool, y: Matrix) -> None: ...  # noqa: N803 - the name is what is tested
 
     def shape(x: Annotated[Tensor, kt.Shape("n", "m n"), torch.float32], *, x_shape: bool) -> None: ...
 

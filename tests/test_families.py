@@ -54,7 +54,7 @@ def test_keys_tell_patterns_apart(left: Pattern, right: Pattern) -> None:
 
 @given(plain_constants, plain_constants)
 def test_any_other_constant_makes_another_search_and_one_family(left: Any, right: Any) -> None:
-    """Two patterns that differ in one constant are one family with a table of two rows, in a column named for nobody."""
+    """Two patterns that differ in one constant are one family with two rows and a column of its own."""
     assume(exact(left) != exact(right))
     made = [with_argument("value", left), with_argument("value", right)]
     assert search_key(made[0]) != search_key(made[1])

@@ -73,7 +73,7 @@ def test_writes_a_module_per_rule_a_manifest_and_two_inits(home: Path, out: Path
 
 
 def test_prints_a_table_with_a_line_per_rule(home: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The table says per rule how many variants there were, how many rows and families they make, and what was rejected."""
+    """The table says per rule how many variants, rows and families there are, and what was rejected."""
     write_module(home, "gen_table", DOUBLE, NEGATE)
     run("gen_table", out)
     head, first, second, *rest = capsys.readouterr().out.splitlines()
@@ -201,7 +201,9 @@ def test_check_notices_a_changed_function(home: Path, out: Path, capsys: pytest.
     """After the body of a replacement was changed --check exits 1 and names the rule, and that rule only."""
     write_module(home, "gen_body", DOUBLE, NEGATE)
     run("gen_body", out)
-    write_module(home, "gen_body", DOUBLE, NEGATE.replace("relu_act(x, negate=True)", "relu_act(x, negate=True, mode='twice')"))
+    write_module(
+        home, "gen_body", DOUBLE, NEGATE.replace("relu_act(x, negate=True)", "relu_act(x, negate=True, mode='twice')")
+    )
     capsys.readouterr()
     assert run("gen_body", out, "--check") == 1
     (line,) = capsys.readouterr().out.splitlines()
@@ -233,7 +235,9 @@ def test_only_keeps_the_other_rules(home: Path, out: Path) -> None:
     write_module(home, "gen_only", DOUBLE, NEGATE)
     run("gen_only", out)
     before = snapshot(out)
-    write_module(home, "gen_only", DOUBLE.replace('"none", "twice"', '"none"'), NEGATE.replace("relu(x), n", "relu(x),  n"))
+    write_module(
+        home, "gen_only", DOUBLE.replace('"none", "twice"', '"none"'), NEGATE.replace("relu(x), n", "relu(x),  n")
+    )
     assert run("gen_only", out, "--only", "dou*") == 0
     after = snapshot(out)
     assert after[f"{VERSION}/negate.py"] == before[f"{VERSION}/negate.py"]
@@ -278,7 +282,7 @@ def test_a_removed_rule_leaves_the_package(home: Path, out: Path, capsys: pytest
 def test_a_variant_that_raises_is_reported_and_the_others_are_written(
     home: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One variant that fails: exit code 1, the table names it and why, the manifest too, and the others are generated."""
+    """One variant that fails: exit code 1, table and manifest say which and why, the others are generated."""
     write_module(home, "gen_failing", FAILING, NEGATE)
     assert run("gen_failing", out) == 1
     printed = capsys.readouterr().out
@@ -295,7 +299,9 @@ def test_a_variant_that_raises_is_reported_and_the_others_are_written(
     assert b"'twice'" not in snapshot(out)[f"{VERSION}/failing.py"]
 
 
-def test_check_of_a_package_with_failed_variants_exits_1(home: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_of_a_package_with_failed_variants_exits_1(
+    home: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """--check doesn't call a package good that its own generation called failed."""
     write_module(home, "gen_failed_check", FAILING)
     run("gen_failed_check", out)
@@ -315,7 +321,9 @@ def test_a_failed_variant_is_tried_again(home: Path, out: Path, capsys: pytest.C
 
 def test_a_rule_that_is_declared_wrongly_fails_alone(home: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A wrong declaration fails its rule with the reason, exit code 1; the other rules are generated."""
-    write_module(home, "gen_wrong", DOUBLE.replace("Annotated[str, kt.OneOf(", "str, other: Annotated[str, kt.OneOf("), NEGATE)
+    write_module(
+        home, "gen_wrong", DOUBLE.replace("Annotated[str, kt.OneOf(", "str, other: Annotated[str, kt.OneOf("), NEGATE
+    )
     assert run("gen_wrong", out) == 1
     printed = capsys.readouterr().out
     assert "Rule double, parameter mode: expected a domain, found plain str" in printed
@@ -357,7 +365,9 @@ def test_a_module_that_does_not_import_is_one_sentence(
     assert not out.exists()
 
 
-def test_a_module_that_does_not_exist_is_one_sentence(home: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_module_that_does_not_exist_is_one_sentence(
+    home: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A module that isn't there: exit code 1 and one line that names it."""
     assert run("gen_no_such_module", out) == 1
     (line,) = capsys.readouterr().err.splitlines()

@@ -20,10 +20,15 @@ from kwtrace.tracing import Trace
 Two = Annotated[Tensor, kt.Shape("m>1 n>1"), torch.float32]
 
 
+def joined_of(x: Tensor) -> Tensor:
+    """Stand for a fused op."""
+    return ops.joined(x)
+
+
 def lowered(search: Callable[..., Any], replacement: Callable[..., Any] | None = None) -> Pattern:
     """Return the one pattern of a rule for the CPU."""
     rule = kt.rule(devices=("cpu",))(search)
-    rule.replacement(replacement or (lambda x: ops.joined(x)))
+    rule.replacement(replacement or joined_of)
     result = generate_rule(rule)
     assert result.failed == ()
     (family,) = result.families
@@ -116,7 +121,7 @@ def test_view_sizes_are_those_of_the_result() -> None:
     def search(x: Two) -> Tensor:
         return torch.relu(x).view(-1) + 1
 
-    found = lowered(search, lambda x: ops.joined(x).view(-1)).search[1]
+    found = lowered(search, joined_of.view(-1)).search[1]
     assert argument(found, "size") in ((Size("m*n"),), (Size("n*m"),))
 
 
@@ -211,6 +216,6 @@ def test_a_deep_graph_is_lowered_without_recursion() -> None:
         node = graph.call_function(torch.ops.aten.relu.default, (node,))
         node.meta["val"] = value
     graph.output((node,))
-    ops_found, _ = Lowering(Trace(graph, ("x",), frozenset(), {}), "cpu", "here").search()
+    ops_found, _ = Lowering(Trace(graph, ("x",), frozenset(), {}, branches=False, where="here"), "cpu", "here").search()
     assert [op.name for op in ops_found[:2]] == ["relu", "relu_2"]
     assert len(ops_found) == depth

@@ -20,7 +20,9 @@ from kwtrace.patterns import Pattern, PatternSet, Slot, call, fill, map_leaves, 
 
 def set_of(*values: Any, rule: str = "rule") -> PatternSet:
     """Return a set with a family whose axis has the given values."""
-    return PatternSet(factor([replace(with_argument("v", v), rule=rule, axes=(("axis", v), ("flag", True))) for v in values]))
+    return PatternSet(
+        factor([replace(with_argument("v", v), rule=rule, axes=(("axis", v), ("flag", True))) for v in values])
+    )
 
 
 def values_of(patterns: PatternSet) -> list[Any]:

@@ -78,7 +78,7 @@ def test_what_is_no_function_is_refused() -> None:
 
 
 def test_a_replacement_serves_every_device_by_default() -> None:
-    """A bare ``@rule.replacement`` is traced when generating, for each of the rule's devices, and returns the function."""
+    """A bare ``@rule.replacement`` is traced when generating, for each device, and returns the function."""
     rule = kt.rule(search)
     assert rule.replacement(other) is other
     assert {d: (r.function, r.at) for d, r in rule.replacements.items()} == {
@@ -103,7 +103,10 @@ def test_a_replacement_per_device() -> None:
 @pytest.mark.parametrize(
     ("declare", "said"),
     [
-        (lambda rule: rule.replacement(other), "Rule search: expected one replacement for device 'cpu', found a second"),
+        (
+            lambda rule: rule.replacement(other),
+            "Rule search: expected one replacement for device 'cpu', found a second",
+        ),
         (lambda rule: rule.replacement(devices=("tpu",))(other), "found device 'tpu'"),
         (lambda rule: rule.replacement(at="noon")(other), "Rule search: .*at='match'.* found at='noon'"),
     ],

@@ -17,7 +17,22 @@ from hypothesis import given
 
 from kwtrace.errors import RuleError
 from kwtrace.families import factor
-from kwtrace.patterns import Call, Capture, Dim, Family, Graph, Hole, In, Input, Op, Output, Pattern, PatternSet, Ref, Size
+from kwtrace.patterns import (
+    Call,
+    Capture,
+    Dim,
+    Family,
+    Graph,
+    Hole,
+    In,
+    Input,
+    Op,
+    Output,
+    Pattern,
+    PatternSet,
+    Ref,
+    Size,
+)
 from kwtrace.source import render_module, render_value
 
 
@@ -125,7 +140,8 @@ def test_an_enum_member_is_written_by_its_name(member: Enum) -> None:
     """A member is written as an attribute of its class, or, where it has no name of its own, as a call of the class."""
     text = render_value(member)
     assert text.startswith(f"{type(member).__module__}.{type(member).__qualname__}")
-    assert eval(text, {type(member).__module__: sys.modules[type(member).__module__]}) is member  # noqa: S307 - text of our own
+    module = type(member).__module__
+    assert eval(text, {module: sys.modules[module]}) is member  # noqa: S307 - text of our own
 
 
 def test_an_enum_in_a_function_is_an_error() -> None:
@@ -134,7 +150,9 @@ def test_an_enum_in_a_function_is_an_error() -> None:
     class Local(Enum):
         X = 1
 
-    with pytest.raises(RuleError, match=r"Expected an Enum at the top level of its module, found .*Local; move it there"):
+    with pytest.raises(
+        RuleError, match=r"Expected an Enum at the top level of its module, found .*Local; move it there"
+    ):
         render_value(Local.X)
 
 

@@ -34,10 +34,15 @@ def metadata(found: Trace) -> dict[str, tuple[Any, ...]]:
     """Return the shapes of the inputs, as ints or text."""
     nodes = [node for node in found.graph.nodes if node.op == "placeholder"]
     shapes = ([found.expression(size) for size in node.meta["val"].shape] for node in nodes)
-    return {name: tuple(size if type(size) is int else to_text(size) for size in shape) for name, shape in zip(found.inputs, shapes, strict=True)}
+    return {
+        name: tuple(size if type(size) is int else to_text(size) for size in shape)
+        for name, shape in zip(found.inputs, shapes, strict=True)
+    }
 
 
-def search_two(x: Annotated[Tensor, kt.Shape("b h? 2*d 1"), F32], y: Annotated[Tensor, kt.Shape("h d*b"), F32]) -> Tensor:
+def search_two(
+    x: Annotated[Tensor, kt.Shape("b h? 2*d 1"), F32], y: Annotated[Tensor, kt.Shape("h d*b"), F32]
+) -> Tensor:
     """Use two tensors with every form of dim."""
     return torch.relu(x).sum() + y
 
@@ -50,7 +55,10 @@ def test_sizes_are_symbols_named_by_the_rule() -> None:
 def test_a_point_fixes_dims_and_places_at_1() -> None:
     """At a point the dims, or the optional places, that it names are 1; the others stay symbols."""
     assert metadata(traced(search_two, Point(dims=frozenset({"d"})))) == {"x": ("b", "h", 2, 1), "y": ("h", "b")}
-    assert metadata(traced(search_two, Point(places=frozenset({("x", 1)})))) == {"x": ("b", 1, "2*d", 1), "y": ("h", "b*d")}
+    assert metadata(traced(search_two, Point(places=frozenset({("x", 1)})))) == {
+        "x": ("b", 1, "2*d", 1),
+        "y": ("h", "b*d"),
+    }
 
 
 def test_a_static_point_has_ints() -> None:
@@ -63,7 +71,7 @@ def test_a_static_point_has_ints() -> None:
 
 
 def test_example_sizes_are_no_multiples_of_each_other() -> None:
-    """Sizes to trace with are distinct, at least 3, and no multiples, so that no accidental equality becomes a guard."""
+    """Sizes to trace with are distinct, at least 3, and no multiples: no accidental equality becomes a guard."""
     assert min(HINTS) >= 3
     assert all(b % a for a, b in itertools.combinations(sorted(HINTS), 2))
 
@@ -74,7 +82,9 @@ def test_two_dims_are_never_taken_for_equal() -> None:
     def search(x: Annotated[Tensor, kt.Shape("m"), F32], y: Annotated[Tensor, kt.Shape("n"), F32]) -> Tensor:
         return torch.relu(x) + y
 
-    with pytest.raises(kt.TraceError, match="Rule search, variant .*: expected it to trace, found RuntimeError: The size"):
+    with pytest.raises(
+        kt.TraceError, match=r"Rule search, variant .*: expected it to trace, found RuntimeError: The size"
+    ):
         traced(search)
 
 
@@ -93,7 +103,7 @@ def test_the_variant_decides_device_dtype_and_presence() -> None:
     seen: list[Any] = []
     dtypes = kt.DTypes("T", torch.bfloat16)
 
-    def search(x: Annotated[Tensor, kt.Shape("n"), dtypes], y: Annotated[Tensor | None, kt.Shape("n"), F32]) -> Tensor:  # type: ignore[valid-type]
+    def search(x: Tensor, y: Tensor | None) -> Tensor:
         seen.append((x.dtype, x.device.type, None if y is None else y.device.type))
         return torch.relu(x)
 
@@ -119,7 +129,15 @@ def test_indexing_on_a_device_without_driver_is_traced() -> None:
     """``x[...]`` of any form is traced for CUDA on a machine without a GPU, with the shapes that indexing gives."""
 
     def search(x: Annotated[Tensor, kt.Shape("b h d"), F32]) -> tuple[Tensor, ...]:
-        return (x[:, None] + 1, x[..., 0] + 1, x[0, :, 1:] + 1, x[..., None, :] + 1, x[:, :, ::2] + 1, x[None, ..., -1] + 1, x[:] + 1)
+        return (
+            x[:, None] + 1,
+            x[..., 0] + 1,
+            x[0, :, 1:] + 1,
+            x[..., None, :] + 1,
+            x[:, :, ::2] + 1,
+            x[None, ..., -1] + 1,
+            x[:] + 1,
+        )
 
     found = traced(search, devices=("cuda",))
     output = next(node for node in found.graph.nodes if node.op == "output")
@@ -128,7 +146,12 @@ def test_indexing_on_a_device_without_driver_is_traced() -> None:
     shapes = []
     for node in output.args[0]:
         sizes = (found.expression(size) for size in node.meta["val"].shape)
-        shapes.append(tuple(int(s if type(s) is int else s.subs({symbol: symbols[str(symbol)] for symbol in s.free_symbols})) for s in sizes))
+        shapes.append(
+            tuple(
+                int(s if type(s) is int else s.subs({symbol: symbols[str(symbol)] for symbol in s.free_symbols}))
+                for s in sizes
+            )
+        )
     assert shapes == expected
 
 
@@ -146,7 +169,9 @@ def test_a_caller_fills_in_axes_and_samples() -> None:
     """What is traced is a function of the tensors; the axes and samples are passed as they are, by name."""
     rule = rule_of(scale)
     domain = read_domain(rule)
-    call = caller(lambda x, *, by, twice: (x, by, twice), rule, domain, {"twice": True, "device": "cpu"}, ("x",), {"by": 0.5})
+    call = caller(
+        lambda x, *, by, twice: (x, by, twice), rule, domain, {"twice": True, "device": "cpu"}, ("x",), {"by": 0.5}
+    )
     assert call("tensor") == ("tensor", 0.5, True)
 
 
@@ -187,7 +212,9 @@ def test_too_many_dims_are_an_error_that_names_the_rule() -> None:
         return ops.joined(x)
 
     search.__annotations__["x"] = Annotated[Tensor, kt.Shape(dims), F32]
-    with pytest.raises(kt.TraceError, match=f"Rule search.*expected at most {len(HINTS)} named dims.*found {len(HINTS) + 1}"):
+    with pytest.raises(
+        kt.TraceError, match=f"Rule search.*expected at most {len(HINTS)} named dims.*found {len(HINTS) + 1}"
+    ):
         traced(search)
 
 

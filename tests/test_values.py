@@ -47,7 +47,17 @@ def test_floats_are_compared_by_their_bits(left: float, right: float) -> None:
 
 @pytest.mark.parametrize(
     ("left", "right"),
-    [(True, 1), (1, 1.0), (False, 0.0), (0.0, -0.0), (1.0, 1 + 0j), (complex(0.0, -0.0), 0j), ("1", 1), (None, False), ((1,), 1)],
+    [
+        (True, 1),
+        (1, 1.0),
+        (False, 0.0),
+        (0.0, -0.0),
+        (1.0, 1 + 0j),
+        (complex(0.0, -0.0), 0j),
+        ("1", 1),
+        (None, False),
+        ((1,), 1),
+    ],
 )
 def test_lookalikes_differ(left: Any, right: Any) -> None:
     """Constants that ``==`` takes for one another, or nearly, are two."""
