@@ -78,7 +78,7 @@ def _options(rule: Rule) -> tuple[Any, ...]:
 def _tracer_digest() -> str:
     folder = Path(__file__).parent
     sources = [(folder / f"{name}.py").read_text(encoding="utf-8") for name in _TRACER]
-    return hashlib.sha256("\n".join(map(_normalised, sources)).encode()).hexdigest()
+    return hashlib.sha256("\n".join(sources).encode()).hexdigest()
 
 
 def _sources(function: Callable[..., Any]) -> set[str]:
@@ -115,16 +115,10 @@ def _describe(name: str, value: Any, pending: list[Any]) -> str:
     return f"{name}: {type(value).__qualname__}"
 
 
-def _normalised(source: str) -> str:
-    """Return code without layout and lines of comments, the same for every version of Python."""
-    lines = (line.strip() for line in source.splitlines())
-    return "".join("".join(line.split()) for line in lines if not line.startswith("#"))
-
-
 def _source(function: Any) -> str:
     try:
-        return _normalised(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):
+        return textwrap.dedent(inspect.getsource(function))
+    except (OSError, TypeError):
         code = getattr(function, "__code__", None)
         return code.co_code.hex() if code else ""
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 import kwtrace as kt
 import patterns_gen
@@ -18,6 +18,7 @@ settings.register_profile(
     deadline=None,  # the first example of a test warms up the tracer
     derandomize=True,  # a failure in CI is a failure everywhere
     max_examples=20,
+    phases=[Phase.explicit, Phase.generate],  # an example here traces a graph: shrinking one takes minutes
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("kwtrace")

@@ -24,7 +24,9 @@ def traced(function: Callable[..., Any], *inputs: Tensor, mode: Mode = "real") -
         return _without_dead_code(make_fx(function, select_decomp_table(), tracing_mode=mode)(*inputs))
 
 
-def fake_traced(function: Callable[..., Any], *shapes: tuple[int, ...], dtype: torch.dtype, device: str) -> fx.GraphModule:
+def fake_traced(
+    function: Callable[..., Any], *shapes: tuple[int, ...], dtype: torch.dtype, device: str
+) -> fx.GraphModule:
     """Trace ``function`` with static fake tensors on a device that needn't exist."""
     with FakeTensorMode(shape_env=ShapeEnv()) as fake, enable_python_dispatcher(), torch.no_grad():
         inputs = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
@@ -141,4 +143,8 @@ def _hint(value: Any) -> Any:
 
 
 def _name(target: Any) -> str:
-    return f"operator.{target.__name__}" if getattr(operator, getattr(target, "__name__", ""), None) is target else str(target)
+    return (
+        f"operator.{target.__name__}"
+        if getattr(operator, getattr(target, "__name__", ""), None) is target
+        else str(target)
+    )

@@ -49,7 +49,14 @@ class Attention:
     seed: int
 
 
-def tensor(shape: tuple[int, ...], dtype: torch.dtype, layout: Layout, seed: int, device: str = "cpu", values: Values = "normal") -> Tensor:
+def tensor(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    layout: Layout,
+    seed: int,
+    device: str = "cpu",
+    values: Values = "normal",
+) -> Tensor:
     """Return finite numbers of a shape and dtype, with strides of a kind."""
     generator = torch.Generator().manual_seed(seed)
 

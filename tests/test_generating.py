@@ -174,6 +174,7 @@ def test_a_bar_counts_the_variants_that_are_traced(folder: Path) -> None:
     assert (totals, sum(ticks)) == ([5], 5)
 
 
+@pytest.mark.slow
 def test_an_unguarded_script_gets_a_sentence_or_a_package(folder: Path) -> None:
     """A script that calls ``generate`` at its top level, which workers run again, gets no traceback of a pool."""
     script = folder / "script.py"

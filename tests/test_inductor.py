@@ -154,7 +154,13 @@ def test_equal_passes_are_equal(shipped: kt.PatternSet) -> None:
     earlier = Earlier()
     same = [made(shipped, earlier), made(patterns_gen, earlier), made(shipped.select("mm_act") | shipped, earlier)]
     assert all(one == other and hash(one) == hash(other) for one in same for other in same)
-    others = [made(shipped), made(shipped, Earlier()), made(shipped.select("mm_act", negate=True), earlier), "a pass", None]
+    others = [
+        made(shipped),
+        made(shipped, Earlier()),
+        made(shipped.select("mm_act", negate=True), earlier),
+        "a pass",
+        None,
+    ]
     assert all(one != other for one in same for other in others)
 
 
@@ -205,10 +211,12 @@ def test_a_compile_goes_on_when_kwtrace_is_broken(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_static_and_dynamic_compiles_are_fused(dynamic: bool) -> None:
-    """The same patterns fire in a static compile and in a dynamic one, which then serves other sizes without recompiling."""
+    """The same patterns fire in a static compile and in a dynamic one, which then serves other sizes as well."""
     seen: list[str] = []
     record: Callable[[fx.Graph], None] = lambda graph: seen.extend(targets(graph))  # noqa: E731 - a pass is a function of the graph
-    compiled = torch.compile(function, options=kt.options(patterns_gen, post_grad_custom_pre_pass=record), dynamic=dynamic)
+    compiled = torch.compile(
+        function, options=kt.options(patterns_gen, post_grad_custom_pre_pass=record), dynamic=dynamic
+    )
     for rows, columns in ((3, 4), (5, 6)) if dynamic else ((3, 4),):
         a, b = torch.randn(rows, columns), torch.randn(columns, 7)
         assert torch.equal(compiled(a, b), function(a, b))
@@ -271,7 +279,9 @@ def in_a_process(tmp_path: Path, content: str, **environment: str) -> dict[str, 
     """Compile in a process of its own, with caches kept in ``tmp_path``; return what it says."""
     script = tmp_path / "compile_once.py"
     script.write_text(SCRIPT)
-    inherited = {k: v for k, v in os.environ.items() if k not in ("KWTRACE_DISABLE", "TORCHINDUCTOR_FORCE_DISABLE_CACHES")}
+    inherited = {
+        k: v for k, v in os.environ.items() if k not in ("KWTRACE_DISABLE", "TORCHINDUCTOR_FORCE_DISABLE_CACHES")
+    }
     env = {
         **inherited,
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
@@ -290,7 +300,13 @@ def in_a_process(tmp_path: Path, content: str, **environment: str) -> dict[str, 
 def test_the_fx_graph_cache_stays_right(tmp_path: Path) -> None:
     """A second process with the same set hits the cache; a changed set, or a switch, doesn't replay what it holds."""
     first = in_a_process(tmp_path, "whole")
-    assert (first["right"], first["called"], first["hits"], first["graphs"], first["count"]) == (True, ["kwtrace::mm_act"], 0, 1, 1)
+    assert (first["right"], first["called"], first["hits"], first["graphs"], first["count"]) == (
+        True,
+        ["kwtrace::mm_act"],
+        0,
+        1,
+        1,
+    )
     second = in_a_process(tmp_path, "whole")
     assert (second["right"], second["called"], second["misses"]) == (True, ["kwtrace::mm_act"], 0)
     assert second["hits"] == 1

@@ -214,6 +214,7 @@ def test_a_module_that_does_not_import_is_an_error(package: str, text: str, foun
     assert "kwtrace.gen" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_equal_content_has_an_equal_digest_anywhere(made: Path, digest: str) -> None:
     """A digest is the same in a process with another hash seed, loaded or traced, in any order of the rules."""
     code = (
@@ -259,6 +260,7 @@ def test_without_a_set_the_rules_are_traced_once_and_kept(
     assert snapshot(cache) == kept
 
 
+@pytest.mark.slow
 def test_an_unguarded_script_loads_a_package_without_a_set(package: str, tmp_path: Path) -> None:
     """Tracing on loading starts no processes that would run the user's script again."""
     without_this_version(package)

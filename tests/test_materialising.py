@@ -40,7 +40,7 @@ REPLACEMENTS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
 @pytest.mark.parametrize("name", REPLACEMENTS)
 def test_sizes_in_a_replacement_are_the_graph_s(name: str, mode: Any) -> None:
-    """Whatever a replacement computes of its sizes, it is right at the sizes of the graph, and at others if it is dynamic."""
+    """Whatever a replacement computes of its sizes, it is right at the sizes of the graph, and at others if dynamic."""
     x = torch.randn(5, 6)
     graph = traced(lambda x: torch.exp(x) - 1, x, mode=mode)
     assert kt.apply(graph, rule_of(REPLACEMENTS[name])).count == 1
@@ -61,7 +61,9 @@ def test_a_static_graph_gets_no_size_nodes() -> None:
 def test_a_factor_of_a_product_is_divided_out_in_the_graph() -> None:
     """A dim that the inputs have only in a product is computed from it."""
 
-    def search(x: Annotated[Tensor, kt.Shape("g*n>1 d>1"), F32], y: Annotated[Tensor, kt.Shape("g>1 d"), F32]) -> Tensor:
+    def search(
+        x: Annotated[Tensor, kt.Shape("g*n>1 d>1"), F32], y: Annotated[Tensor, kt.Shape("g>1 d"), F32]
+    ) -> Tensor:
         times = x.shape[0] // y.shape[0]
         return torch.exp(x) + y[:, None, :].expand(y.shape[0], times, y.shape[1]).reshape(x.shape)
 
@@ -75,6 +77,6 @@ def test_a_factor_of_a_product_is_divided_out_in_the_graph() -> None:
 
     x, y = torch.randn(6, 5), torch.randn(2, 5)
     patterns = kt.trace(rule)
-    graph = traced(lambda x, y: search(x, y), x, y)
+    graph = traced(search, x, y)
     assert kt.apply(graph, patterns).count == 1
     torch.testing.assert_close(run_checked(graph, x, y), search(x, y))

@@ -18,7 +18,14 @@ aten = torch.ops.aten
 
 @pytest.mark.parametrize(
     "target",
-    [aten.mm.default, aten.add.Tensor, torch.ops.prims.convert_element_type.default, torch.ops.kwtrace.act.default, operator.getitem, operator.mul],
+    [
+        aten.mm.default,
+        aten.add.Tensor,
+        torch.ops.prims.convert_element_type.default,
+        torch.ops.kwtrace.act.default,
+        operator.getitem,
+        operator.mul,
+    ],
     ids=str,
 )
 def test_a_name_resolves_to_the_operator_it_names(target: Any) -> None:
@@ -28,7 +35,9 @@ def test_a_name_resolves_to_the_operator_it_names(target: Any) -> None:
 
 def test_spellings_of_a_view_have_one_name() -> None:
     """``view``, ``_unsafe_view`` and ``reshape`` yield the same values; ``view.dtype`` is another operation."""
-    assert {operators.name_of(t) for t in (aten.view.default, aten._unsafe_view.default, aten.reshape.default)} == {"aten.view.default"}
+    assert {operators.name_of(t) for t in (aten.view.default, aten._unsafe_view.default, aten.reshape.default)} == {
+        "aten.view.default"
+    }
     assert operators.name_of(aten.view.dtype) == "aten.view.dtype"
 
 
@@ -110,7 +119,7 @@ def test_what_no_match_may_cross(target: Any, expected: bool) -> None:
 
 
 def test_dims_are_known_for_what_they_are() -> None:
-    """Only ints of native operators that name a dim count from the rank; a custom operator's ``dim`` may mean anything."""
+    """Only ints of native operators that name a dim count from the rank; a custom operator's may mean anything."""
     softmax = {a.name: a.is_dim for a in operators.describe(aten._softmax.default).arguments or ()}
     assert softmax == {"self": False, "dim": True, "half_to_float": False}
     topk = {a.name: a.is_dim for a in operators.describe(aten.topk.default).arguments or ()}

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from kwtrace.sizes import condition, evaluator, plan, solve
 
@@ -61,7 +61,9 @@ def test_an_optional_dim_is_one_or_the_size(size: int, fits: bool) -> None:
     assert (found == {"h": 3}) is fits
 
 
-@pytest.mark.parametrize(("text", "size", "fits"), [("1", 1, True), ("1", 2, False), ("4", 4, True), ("2*h", 6, True), ("2*h", 5, False)])
+@pytest.mark.parametrize(
+    ("text", "size", "fits"), [("1", 1, True), ("1", 2, False), ("4", 4, True), ("2*h", 6, True), ("2*h", 5, False)]
+)
 def test_literals_are_checked(text: str, size: int, fits: bool) -> None:
     """A literal, or a product with one, is a size to be equal to."""
     found = solved({"x": ("h",), "y": (text,)}, {"x": (3,), "y": (size,)})

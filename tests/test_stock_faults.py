@@ -32,9 +32,15 @@ def recorder(seen: list[str]) -> Callable[[fx.Graph], None]:
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize(
     ("negate", "approximate", "out_dtype"),
-    [c for c in itertools.product((False, True), ("none", "tanh"), (None, torch.float64)) if c[2] is not None or c[:2] == (True, "tanh")],
+    [
+        c
+        for c in itertools.product((False, True), ("none", "tanh"), (None, torch.float64))
+        if c[2] is not None or c[:2] == (True, "tanh")
+    ],
 )
-def test_an_omitted_keyword_argument_matches_no_other_value(negate: bool, approximate: str, out_dtype: torch.dtype | None) -> None:
+def test_an_omitted_keyword_argument_matches_no_other_value(
+    negate: bool, approximate: str, out_dtype: torch.dtype | None
+) -> None:
     """``evidence/swallow.py``: a pattern for the defaults must not swallow a call with other arguments."""
     defaults = patterns_gen_select(negate=False, approximate="none", out_dtype=None)
     seen: list[str] = []
@@ -86,7 +92,9 @@ def test_attention_over_another_dim_is_not_fused(shipped: kt.PatternSet, dim: in
     assert kt.apply(graph, shipped).count == fires
     assert len(fused_attention(graph)) == fires
     assert len(calls(graph, "aten._softmax.default")) + len(calls(graph, "prims.exp.default")) <= 1
-    torch.testing.assert_close(run_checked(graph, q, k, v), attention(dim)(q, k, v), rtol=0, atol=8 * torch.finfo(torch.float32).eps)
+    torch.testing.assert_close(
+        run_checked(graph, q, k, v), attention(dim)(q, k, v), rtol=0, atol=8 * torch.finfo(torch.float32).eps
+    )
 
 
 @pytest.mark.slow

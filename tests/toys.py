@@ -110,7 +110,9 @@ def _(x: Tensor, *, alpha: float) -> Tensor:
 
 
 @kt.rule(name="scaled_add", devices=CPU)
-def scaled_add_rule(x: Annotated[Tensor, kt.Shape("m>1 n>1"), F32], y: Annotated[Tensor, kt.Shape("m n"), F32], *, alpha: float) -> Tensor:
+def scaled_add_rule(
+    x: Annotated[Tensor, kt.Shape("m>1 n>1"), F32], y: Annotated[Tensor, kt.Shape("m n"), F32], *, alpha: float
+) -> Tensor:
     """What `scaled_rule` searches for, and one operator more."""
     return torch.exp(x) * alpha + y
 
@@ -127,7 +129,12 @@ def rival(name: str, operator: str, priority: int = 0) -> kt.Rule:
         return x.tanh().sin()
 
     rule = kt.rule(name=name, devices=CPU, priority=priority)(search)
-    rule.replacement(lambda x: getattr(torch.ops.kwtoys, operator)(x))
+
+    @rule.replacement
+    def _(x: Tensor) -> Tensor:
+        result: Tensor = getattr(torch.ops.kwtoys, operator)(x)
+        return result
+
     return rule
 
 
@@ -167,7 +174,9 @@ def _(x: Tensor) -> Tensor:
 
 
 @kt.rule(name="linked", devices=CPU)
-def linked_rule(x: Annotated[Tensor, kt.Shape("m>1 n>1"), F32], y: Annotated[Tensor, kt.Shape("m n"), F32]) -> tuple[Tensor, Tensor]:
+def linked_rule(
+    x: Annotated[Tensor, kt.Shape("m>1 n>1"), F32], y: Annotated[Tensor, kt.Shape("m n"), F32]
+) -> tuple[Tensor, Tensor]:
     """Two outputs, of which the second has an input of its own."""
     return x.amax(-1), x + y
 

@@ -1,7 +1,8 @@
 """Patterns for torch 2.13; made by kwtrace, not to be edited."""
 
 RULES = {
-    'attention': '0518a27f28e4436b68e355a2afbc9cf957300ef671148046dfdb1ee815605cfe',
-    'attention_grouped': 'e4838057828396fac5b60baa353e79b4efa21f9db7e82bd0c4eae4e8436f5d6e',
-    'mm_act': '8ab9b38e890c3b1a65ee93658ac0cc20f14598c6403335aea9734ea6641cef17',
+    'attention': '1474908014ed7f610d589e3f3d241bf6abd6a07f7413eff37c29321d42caff90',
+    'attention_grouped': 'c48421555e7de3d2a81eb7560c3aac82f88aed8e89b8b7f4d653fc5a47ed2332',
+    'mm_act': '6b47440ec1f688115cee6091e8c75b8c8ae45cf44e805cad33e6e88e6a41ce5c',
 }
+MANIFEST = '598208931e17829c41d53be1cd1d0aa57f66c8e945fcf94fb9f22a00d264943d'

@@ -1,4 +1,6 @@
-"""Rule attention: 235 rows in 130 families, for torch 2.13; made by kwtrace, not to be edited."""
+"""Rule attention: 235 rows in 130 families, for torch 2.13."""
+
+# Made by python -m kwtrace.gen; not to be edited.
 
 import math
 import torch

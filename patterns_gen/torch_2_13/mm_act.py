@@ -1,4 +1,6 @@
-"""Rule mm_act: 48 rows in 1 families, for torch 2.13; made by kwtrace, not to be edited."""
+"""Rule mm_act: 48 rows in 1 families, for torch 2.13."""
+
+# Made by python -m kwtrace.gen; not to be edited.
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The tutorial rule: every combination of arguments fires on its own graph, on no other, and yields what eager yields."""
+"""The tutorial rule: every combination fires on its own graph, on no other, and yields what eager yields."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def written(combination: Combination) -> Callable[[Tensor, Tensor], Tensor]:
 def selected(patterns: kt.PatternSet, combination: Combination, device: str) -> kt.PatternSet:
     """Return the variant of one combination."""
     dtype, negate, approximate, out_dtype = combination
-    return patterns.select("mm_act", T=dtype, negate=negate, approximate=approximate, out_dtype=out_dtype, device=device)
+    return patterns.select(
+        "mm_act", T=dtype, negate=negate, approximate=approximate, out_dtype=out_dtype, device=device
+    )
 
 
 def is_combination(node: fx.Node, combination: Combination) -> bool:
@@ -143,7 +145,9 @@ def test_every_combination_fires_through_torch_compile(device: str) -> None:
 
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("combination", [COMBINATIONS[0], COMBINATIONS[11], COMBINATIONS[22]], ids=str)
-def test_one_variant_alone_fires_on_no_other_combination_through_torch_compile(shipped: kt.PatternSet, combination: Combination) -> None:
+def test_one_variant_alone_fires_on_no_other_combination_through_torch_compile(
+    shipped: kt.PatternSet, combination: Combination
+) -> None:
     """Compiled with one variant only, a model of all combinations holds one fused operator: that variant's."""
     seen: list[fx.Node] = []
 
@@ -176,7 +180,14 @@ def reference(a: Tensor, b: Tensor, combination: Combination) -> Tensor:
     seed=seeds,
 )
 def test_the_fused_result_is_as_exact_as_the_unfused(
-    device: str, shipped: kt.PatternSet, combination: Combination, shape: tuple[int, int, int], strides: tuple[Any, Any], values: Any, mode: Any, seed: int
+    device: str,
+    shipped: kt.PatternSet,
+    combination: Combination,
+    shape: tuple[int, int, int],
+    strides: tuple[Any, Any],
+    values: Any,
+    mode: Any,
+    seed: int,
 ) -> None:
     """For any size, stride and values the fused operator is in the graph once, and about as exact as eager."""
     m, k, n = shape
@@ -232,7 +243,9 @@ def test_defaults_left_out_or_given_are_one_thing(shipped: kt.PatternSet, kwargs
     [((), {"self": "a", "mat2": "b"}), (("a",), {"mat2": "b"}), (("a", "b"), {})],
     ids=["by keyword", "mixed", "positional"],
 )
-def test_operands_by_keyword_and_by_place_are_one_thing(shipped: kt.PatternSet, args: tuple[str, ...], kwargs: dict[str, str]) -> None:
+def test_operands_by_keyword_and_by_place_are_one_thing(
+    shipped: kt.PatternSet, args: tuple[str, ...], kwargs: dict[str, str]
+) -> None:
     """The operands of ``mm`` and of the activation may be passed either way."""
     graph = fx.Graph()
     named = {name: graph.placeholder(name) for name in "ab"}
