@@ -301,7 +301,7 @@ class Matcher:
         regions = {view.region(node) for node in own}
         require(len(regions) == 1, lambda: "expected no mutation or stream operation inside the match, found one")
         for node in own - set(outputs):
-            leak = next((user for user in node.users if user not in own and not view.is_dead(user)), None)
+            leak = next((user for user in node.users if not view.ends_in(user, own)), None)
             require(leak is None, lambda: f"{node}: expected no users outside the match, found {leak}")
         back = _way_back(own, outputs) if len(outputs) > 1 else None
         require(

@@ -92,11 +92,13 @@ class View:
                 self._regions[current] = count
         return self._regions[node]
 
-    def is_dead(self, node: fx.Node) -> bool:
-        """Tell whether nothing that counts uses ``node``."""
+    def ends_in(self, node: fx.Node, own: set[fx.Node]) -> bool:
+        """Tell whether nothing that counts needs ``node`` but what is in ``own``: it can be erased along with that."""
         pending, seen = [node], {node}
         while pending:
             current = pending.pop()
+            if current in own:
+                continue
             if current.op == "output" or _is_boundary(current):
                 return False
             pending.extend(user for user in current.users if user not in seen)

@@ -79,6 +79,13 @@ def bind(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[
     return bound
 
 
+def unbind(target: Any, bound: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return a call's arguments as they are passed, the inverse of `bind`."""
+    keywords = keywords_of(target)
+    args = tuple(value for name, value in bound.items() if name not in keywords)
+    return args, {name: value for name, value in bound.items() if name in keywords}
+
+
 def without_defaults(
     target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -12,6 +12,7 @@ from torch import fx
 
 from kwtrace import derived, operators
 from kwtrace.fakes import common_mode, run
+from kwtrace.layouts import must_copy
 from kwtrace.matches import Match
 from kwtrace.materialising import Materialiser
 from kwtrace.normal import View, same_sizes
@@ -91,9 +92,17 @@ class _Writer:
             target = operators.resolve(call.target)
             args = tuple(self._value(value) for value in call.args)
             kwargs = {name: self._value(value) for name, value in call.kwargs}
+            bound = operators.bind(target, args, kwargs)
+            laid_out = {name: self._laid_out(call.target, name, value) for name, value in bound.items()}
+            args, kwargs = operators.unbind(target, laid_out) if laid_out != bound else (args, kwargs)
             args, kwargs = operators.without_defaults(target, args, kwargs)
             self.values[call.name] = self._add(target, args, kwargs)
         return tuple(self._value(value) for value in replacement.outputs)
+
+    def _laid_out(self, target: str, argument: str, value: Any) -> Any:
+        if not isinstance(value, fx.Node) or not must_copy(target, argument, value.meta.get("val")):
+            return value
+        return self._add(torch.ops.aten.clone.default, (value,), {"memory_format": torch.contiguous_format})
 
     def _copy(self, traced: Any) -> tuple[fx.Node, ...]:
         mapped: dict[fx.Node, Any] = dict(zip(traced.placeholders, traced.bound, strict=True))
@@ -171,7 +180,7 @@ def _described(value: torch.Tensor) -> str:
 def _erase(match: Match) -> None:
     """Erase the match, what nothing uses behind it, and the identities before it that it alone used."""
     view = View(match.graph)
-    pending = [*sorted(_dead_behind(match), reverse=True), *sorted(match.nodes, reverse=True)]
+    pending = sorted({*_dead_behind(match), *match.nodes}, reverse=True)
     while pending:
         node = pending.pop(0)
         if node.users or node._erased:

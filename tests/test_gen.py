@@ -471,7 +471,7 @@ def test_json_that_cannot_be_written_is_one_sentence(home: Path, out: Path, caps
 
 @pytest.mark.slow
 def test_text_is_the_same_whatever_the_hash_seed_and_the_number_of_jobs(tmp_path: Path) -> None:
-    """Another process, with another hash seed and two workers, writes the bytes that this one does, and it checks here."""
+    """Another process, with another hash seed and two workers, writes the bytes that this one does."""
     first, second = tmp_path / "a", tmp_path / "b"
     assert run("rules_for_tests", first, "--only", "relu_*") == 0
     arguments = ["rules_for_tests", "--only", "relu_*", "--out", str(second), "--jobs", "2"]

@@ -5,4 +5,4 @@ RULES = {
     'attention_grouped': 'c48421555e7de3d2a81eb7560c3aac82f88aed8e89b8b7f4d653fc5a47ed2332',
     'mm_act': '6b47440ec1f688115cee6091e8c75b8c8ae45cf44e805cad33e6e88e6a41ce5c',
 }
-MANIFEST = '598208931e17829c41d53be1cd1d0aa57f66c8e945fcf94fb9f22a00d264943d'
+MANIFEST = '5d272b8d8f22ba99dc0e9bfe0cdd8d46798c6aa98be633d3b6926d85cfdf7eb3'

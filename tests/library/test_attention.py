@@ -135,6 +135,11 @@ def supported(case: Attention) -> bool:
     return case.width > 1 and not (case.scaling == "tensor" and case.mask.kind == "bool")
 
 
+def distinct(case: Attention) -> bool:
+    """Tell whether batch and heads have symbols of their own: make_fx gives equal sizes one symbol."""
+    return case.batch == 1 or case.batch not in (case.groups, case.groups * case.times)
+
+
 STRIDES = pytest.mark.xfail(strict=True, reason="the fused kernel takes no inputs whose last dim is strided")
 
 
@@ -156,7 +161,7 @@ def test_any_grouped_attention_is_fused(device: str, shipped: kt.PatternSet, cas
 
 @STRIDES
 @settings(max_examples=5)
-@given(case=attentions(grouped=False).filter(supported))
+@given(case=attentions(grouped=False).filter(supported).filter(distinct))
 def test_any_plain_attention_is_fused_in_a_dynamic_graph(device: str, shipped: kt.PatternSet, case: Attention) -> None:
     """A graph with symbolic sizes is fused like a static one."""
     check(shipped, case, "symbolic", device)
@@ -164,7 +169,7 @@ def test_any_plain_attention_is_fused_in_a_dynamic_graph(device: str, shipped: k
 
 @STRIDES
 @settings(max_examples=5)
-@given(case=attentions(grouped=True).filter(supported))
+@given(case=attentions(grouped=True).filter(supported).filter(distinct))
 def test_any_grouped_attention_is_fused_in_a_dynamic_graph(
     device: str, shipped: kt.PatternSet, case: Attention
 ) -> None:
@@ -267,6 +272,12 @@ def test_what_follows_attention_still_runs(shipped: kt.PatternSet, form: Attenti
     assert kt.apply(graph, shipped).count == 1
     assert len(fused(graph)) == 1
     torch.testing.assert_close(run_checked(graph, *given_inputs), model(*given_inputs))
+
+
+@pytest.mark.xfail(strict=True, reason="(s*s)//s isn't seen to be s")
+def test_a_dynamic_graph_whose_batch_is_its_number_of_heads(shipped: kt.PatternSet) -> None:
+    """Sizes that the trace took for one, since the example's are equal, are fused all the same."""
+    check(shipped, replace(PLAIN, batch=3), "symbolic")
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
