@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from kwtrace.domains import read_domain
+from kwtrace.domains import TensorParameter, read_domain
 from kwtrace.patterns import exact_text
 from kwtrace.rules import DTypes, OneOf, Rule
 
@@ -69,7 +69,7 @@ def torch_version() -> str:
 
 def _options(rule: Rule) -> tuple[Any, ...]:
     replacements = tuple((device, r.at) for device, r in sorted(rule.replacements.items()))
-    parameters = tuple(repr(p) for p in read_domain(rule).parameters if not hasattr(p, "dtype"))
+    parameters = tuple(exact_text(p) for p in read_domain(rule).parameters if not isinstance(p, TensorParameter))
     shapes = tuple((p.name, p.texts, repr(p.dtype)) for p in read_domain(rule).tensors)
     return (rule.stage, rule.modes, rule.devices, rule.priority, rule.unused, replacements, parameters, shapes)
 

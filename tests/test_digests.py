@@ -211,7 +211,6 @@ def test_axes_are_described_as_text() -> None:
     }
 
 
-@pytest.mark.xfail(strict=True, reason="G25: the source digest holds the repr of values")
 def test_an_enum_with_values_that_print_an_address_is_described_alike_everywhere(folder: Path) -> None:
     """The members of an Enum are known by name, whatever their values are."""
     text = """

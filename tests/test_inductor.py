@@ -252,45 +252,50 @@ from kwtrace.loading import as_pattern_set
 def function(a, b):
     return ops.act(torch.mm(a, b), negate=True)
 
-whole = as_pattern_set(patterns_gen)
-patterns = {"whole": patterns_gen, "other": whole.select("mm_act", negate=False)}[sys.argv[1]]
-a, b = torch.arange(12.0).reshape(3, 4), torch.arange(20.0).reshape(4, 5)
-options = kt.options(patterns)
-with torch.no_grad():
-    compiled = torch.compile(function, options=options)
-    compiled(a, b)
-    with torch.autograd.profiler.profile() as profile:
-        found = compiled(a, b)
-called = sorted({event.name for event in profile.function_events if event.name.startswith("kwtrace::")})
-print(json.dumps({
-    "uuid": repr(options[inductor.KEY].uuid()),
-    "hits": counters["inductor"]["fxgraph_cache_hit"],
-    "misses": counters["inductor"]["fxgraph_cache_miss"],
-    "called": called,
-    "right": torch.equal(found, function(a, b)),
-    "graphs": kt.stats().graphs,
-    "count": kt.stats().count,
-    "words": str(kt.stats()),
-}))
+def compiled(patterns):
+    torch._dynamo.reset()
+    counters.clear()
+    kt.stats(reset=True)
+    a, b = torch.arange(12.0).reshape(3, 4), torch.arange(20.0).reshape(4, 5)
+    options = kt.options(patterns)
+    with torch.no_grad():
+        run = torch.compile(function, options=options)
+        run(a, b)
+        with torch.autograd.profiler.profile() as profile:
+            found = run(a, b)
+    return {
+        "uuid": repr(options[inductor.KEY].uuid()),
+        "hits": counters["inductor"]["fxgraph_cache_hit"],
+        "called": sorted({event.name for event in profile.function_events if event.name.startswith("kwtrace::")}),
+        "right": torch.equal(found, function(a, b)),
+        "count": kt.stats().count,
+        "words": str(kt.stats()),
+    }
+
+found = {}
+for step in sys.argv[1:]:
+    os.environ["KWTRACE_DISABLE"] = "mm_act[negate=True]" if step == "disabled" else ""
+    other = as_pattern_set(patterns_gen).select("mm_act", negate=False) if step == "changed" else patterns_gen
+    found[step] = compiled(other)
+print(json.dumps(found))
 """
 
 
-def in_a_process(tmp_path: Path, content: str, **environment: str) -> dict[str, Any]:
-    """Compile in a process of its own, with caches kept in ``tmp_path``; return what it says."""
-    script = tmp_path / "compile_once.py"
+def in_a_process(tmp_path: Path, *steps: str) -> dict[str, Any]:
+    """Compile once per step, in a process of its own with caches kept in ``tmp_path``; return what it says."""
+    script = tmp_path / "compile.py"
     script.write_text(SCRIPT)
-    inherited = {
-        k: v for k, v in os.environ.items() if k not in ("KWTRACE_DISABLE", "TORCHINDUCTOR_FORCE_DISABLE_CACHES")
-    }
+    dropped = ("KWTRACE_DISABLE", "TORCHINDUCTOR_FORCE_DISABLE_CACHES")
+    inherited = {name: value for name, value in os.environ.items() if name not in dropped}
     env = {
         **inherited,
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
         "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(ROOT), inherited.get("PYTHONPATH", "")]),
-        **environment,
     }
-    done = subprocess.run([sys.executable, str(script), content], capture_output=True, text=True, check=False, env=env)
+    command = [sys.executable, str(script), *steps]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -299,22 +304,13 @@ def in_a_process(tmp_path: Path, content: str, **environment: str) -> dict[str, 
 @pytest.mark.slow
 def test_the_fx_graph_cache_stays_right(tmp_path: Path) -> None:
     """A second process with the same set hits the cache; a changed set, or a switch, doesn't replay what it holds."""
-    first = in_a_process(tmp_path, "whole")
-    assert (first["right"], first["called"], first["hits"], first["graphs"], first["count"]) == (
-        True,
-        ["kwtrace::mm_act"],
-        0,
-        1,
-        1,
-    )
-    second = in_a_process(tmp_path, "whole")
-    assert (second["right"], second["called"], second["misses"]) == (True, ["kwtrace::mm_act"], 0)
-    assert second["hits"] == 1
-    assert second["uuid"] == first["uuid"]
-    assert second["graphs"] == 0
-    assert "cache" in second["words"]
-    changed = in_a_process(tmp_path, "other")
-    assert (changed["right"], changed["called"], changed["hits"], changed["count"]) == (True, ["kwtrace::act"], 0, 0)
-    assert changed["uuid"] != first["uuid"]
-    disabled = in_a_process(tmp_path, "whole", KWTRACE_DISABLE="mm_act[negate=True]")
-    assert (disabled["right"], disabled["called"], disabled["hits"]) == (True, ["kwtrace::act"], 0)
+    first = in_a_process(tmp_path, "same")["same"]
+    assert (first["right"], first["called"], first["hits"], first["count"]) == (True, ["kwtrace::mm_act"], 0, 1)
+    second = in_a_process(tmp_path, "same", "changed", "disabled")
+    same, changed, disabled = second["same"], second["changed"], second["disabled"]
+    assert (same["right"], same["called"], same["hits"], same["count"]) == (True, ["kwtrace::mm_act"], 1, 0)
+    assert same["uuid"] == first["uuid"]
+    assert "cache" in same["words"]
+    for other in (changed, disabled):
+        assert (other["right"], other["called"], other["hits"], other["count"]) == (True, ["kwtrace::act"], 0, 0)
+        assert other["uuid"] != first["uuid"]

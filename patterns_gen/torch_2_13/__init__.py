@@ -5,4 +5,4 @@ RULES = {
     'attention_grouped': 'c48421555e7de3d2a81eb7560c3aac82f88aed8e89b8b7f4d653fc5a47ed2332',
     'mm_act': '6b47440ec1f688115cee6091e8c75b8c8ae45cf44e805cad33e6e88e6a41ce5c',
 }
-MANIFEST = '5d272b8d8f22ba99dc0e9bfe0cdd8d46798c6aa98be633d3b6926d85cfdf7eb3'
+MANIFEST = 'fae7fe172867620abce045079d378dda93c2ebb43673be83db63d7c7edc526cd'

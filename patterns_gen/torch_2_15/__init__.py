@@ -5,4 +5,4 @@ RULES = {
     'attention_grouped': 'c48421555e7de3d2a81eb7560c3aac82f88aed8e89b8b7f4d653fc5a47ed2332',
     'mm_act': '6b47440ec1f688115cee6091e8c75b8c8ae45cf44e805cad33e6e88e6a41ce5c',
 }
-MANIFEST = '5e867bab57d6f2a8959822b71510db51caa6ee43319306d25c56a67fa09e990c'
+MANIFEST = '57226afbff416053a76d6e2f76f42ad4a0ab48a4f7b4e532db08444323f6bdf8'

@@ -140,10 +140,6 @@ def distinct(case: Attention) -> bool:
     return case.batch == 1 or case.batch not in (case.groups, case.groups * case.times)
 
 
-STRIDES = pytest.mark.xfail(strict=True, reason="the fused kernel takes no inputs whose last dim is strided")
-
-
-@STRIDES
 @settings(max_examples=15)
 @given(case=attentions(grouped=False).filter(supported))
 def test_any_plain_attention_is_fused(device: str, shipped: kt.PatternSet, case: Attention) -> None:
@@ -151,7 +147,6 @@ def test_any_plain_attention_is_fused(device: str, shipped: kt.PatternSet, case:
     check(shipped, case, device=device)
 
 
-@STRIDES
 @settings(max_examples=15)
 @given(case=attentions(grouped=True).filter(supported))
 def test_any_grouped_attention_is_fused(device: str, shipped: kt.PatternSet, case: Attention) -> None:
@@ -159,7 +154,6 @@ def test_any_grouped_attention_is_fused(device: str, shipped: kt.PatternSet, cas
     check(shipped, case, device=device)
 
 
-@STRIDES
 @settings(max_examples=5)
 @given(case=attentions(grouped=False).filter(supported).filter(distinct))
 def test_any_plain_attention_is_fused_in_a_dynamic_graph(device: str, shipped: kt.PatternSet, case: Attention) -> None:
@@ -167,7 +161,6 @@ def test_any_plain_attention_is_fused_in_a_dynamic_graph(device: str, shipped: k
     check(shipped, case, "symbolic", device)
 
 
-@STRIDES
 @settings(max_examples=5)
 @given(case=attentions(grouped=True).filter(supported).filter(distinct))
 def test_any_grouped_attention_is_fused_in_a_dynamic_graph(
@@ -246,7 +239,6 @@ def test_sizes_of_one(shipped: kt.PatternSet, form: Attention, kind: Mask, sizes
     check(shipped, replace(form, batch=batch, groups=groups, rows=rows, columns=columns, mask=kind))
 
 
-@STRIDES
 @pytest.mark.parametrize("mode", ["real", "symbolic"])
 @pytest.mark.parametrize("layout", ["transposed", "sliced"])
 @pytest.mark.parametrize("place", range(3))
@@ -274,7 +266,6 @@ def test_what_follows_attention_still_runs(shipped: kt.PatternSet, form: Attenti
     torch.testing.assert_close(run_checked(graph, *given_inputs), model(*given_inputs))
 
 
-@pytest.mark.xfail(strict=True, reason="(s*s)//s isn't seen to be s")
 def test_a_dynamic_graph_whose_batch_is_its_number_of_heads(shipped: kt.PatternSet) -> None:
     """Sizes that the trace took for one, since the example's are equal, are fused all the same."""
     check(shipped, replace(PLAIN, batch=3), "symbolic")
