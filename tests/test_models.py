@@ -18,7 +18,9 @@ TOOL = Path(__file__).parents[1] / "tools" / "models.py"
     ("arguments", "rows"),
     [
         pytest.param("--dtypes float32 --batches 2 --seqs 32 --dynamic static", 10, id="all-static"),
-        pytest.param("--models llama,bert,t5 --dtypes bfloat16 --batches 2 --seqs 32 --dynamic dynamic", 3, id="dynamic"),
+        pytest.param(
+            "--models llama,bert,t5 --dtypes bfloat16 --batches 2 --seqs 32 --dynamic dynamic", 3, id="dynamic"
+        ),
         pytest.param("--models llama,bert,t5 --dtypes bfloat16 --batches 1 --seqs 1 --dynamic static", 3, id="size-1"),
     ],
 )
