@@ -25,7 +25,7 @@ TOOL = Path(__file__).parents[1] / "tools" / "models.py"
     ],
 )
 def test_every_attention_layer_of_the_models_is_fused(arguments: str, rows: int, tmp_path: Path) -> None:
-    """All layers are fused, grouped heads by the grouped rule; Gemma 2, for which there is no fused form, is left alone."""
+    """All layers are fused, grouped heads by the grouped rule; Gemma 2, which has no fused form, is left alone."""
     pytest.importorskip("transformers")
     out = tmp_path / "rows.json"
     command = [sys.executable, str(TOOL), *arguments.split(), "--layers", "1", "--json", str(out)]
