@@ -135,11 +135,6 @@ def supported(case: Attention) -> bool:
     return case.width > 1 and not (case.scaling == "tensor" and case.mask.kind == "bool")
 
 
-def distinct(case: Attention) -> bool:
-    """Tell whether batch and heads have symbols of their own: make_fx gives equal sizes one symbol."""
-    return case.batch == 1 or case.batch not in (case.groups, case.groups * case.times)
-
-
 @settings(max_examples=15)
 @given(case=attentions(grouped=False).filter(supported))
 def test_any_plain_attention_is_fused(device: str, shipped: kt.PatternSet, case: Attention) -> None:
@@ -155,14 +150,14 @@ def test_any_grouped_attention_is_fused(device: str, shipped: kt.PatternSet, cas
 
 
 @settings(max_examples=5)
-@given(case=attentions(grouped=False).filter(supported).filter(distinct))
+@given(case=attentions(grouped=False).filter(supported))
 def test_any_plain_attention_is_fused_in_a_dynamic_graph(device: str, shipped: kt.PatternSet, case: Attention) -> None:
     """A graph with symbolic sizes is fused like a static one."""
     check(shipped, case, "symbolic", device)
 
 
 @settings(max_examples=5)
-@given(case=attentions(grouped=True).filter(supported).filter(distinct))
+@given(case=attentions(grouped=True).filter(supported))
 def test_any_grouped_attention_is_fused_in_a_dynamic_graph(
     device: str, shipped: kt.PatternSet, case: Attention
 ) -> None:
