@@ -79,7 +79,7 @@ def _metadata(value: torch.Tensor) -> Hashable:
 
 
 def _size(size: Any) -> Hashable:
-    return (str(size.node.expr), id(size.node.shape_env)) if isinstance(size, torch.SymInt) else size
+    return (str(size.node.expr), size.node.shape_env) if isinstance(size, torch.SymInt) else size
 
 
 def _shown(value: Any) -> str:
