@@ -29,26 +29,30 @@ def capture(hole: Hole, kind: str, found: Any, owner: fx.Node) -> Any:
         Mismatch: if there is something else in its place.
 
     """
-    return _symbolic_capture(hole, kind, found) if isinstance(found, fx.Node) else _capture(hole, kind, found, owner)
+    if isinstance(found, fx.Node):
+        return _symbolic_capture(hole, kind, found, owner)
+    return _capture(hole, kind, found, owner)
 
 
-def _symbolic_capture(hole: Hole, kind: str, found: fx.Node) -> fx.Node:
-    fits = hole.function == "same" and isinstance(found.meta.get("val"), _KINDS[kind])
-    require(fits, lambda: f"expected a {kind} for {hole.name}, found {found} = {found.meta.get('val')!r}")
+def _symbolic_capture(hole: Hole, kind: str, found: fx.Node, owner: fx.Node) -> fx.Node:
+    value = found.meta.get("val")
+    law = 4 if isinstance(value, torch.Tensor) else 2
+    fits = hole.function == "same" and isinstance(value, _KINDS[kind])
+    require(fits, law, owner, lambda: f"{hole.name}: expected a {kind}, found {found} = {value!r}")
     return found
 
 
 def _capture(hole: Hole, kind: str, found: Any, owner: fx.Node) -> Any:
     is_number = isinstance(found, int | float | complex) and not isinstance(found, bool)
-    require(is_number, lambda: f"{owner}: expected a {kind} for {hole.name}, found {found!r}")
+    require(is_number, 2, owner, lambda: f"{hole.name}: expected a {kind}, found {found!r}")
     value = derived.invert(hole, found, kind)
     fits = isinstance(value, _KINDS[kind])
-    require(fits, lambda: f"{owner}: expected a {kind} for {hole.name}, found {found!r}")
+    require(fits, 2, owner, lambda: f"{hole.name}: expected a {kind}, found {found!r}")
     if kind == "int" or not isinstance(value, int):
         return value
     result = owner.meta.get("val")
     exact = abs(value) <= _EXACT_INTS and isinstance(result, torch.Tensor) and not _is_integral(result.dtype)
-    require(exact, lambda: f"{owner}: expected a {kind} for {hole.name}, found the int {found!r}")
+    require(exact, 2, owner, lambda: f"{hole.name}: expected a {kind}, found the int {found!r}")
     return float(value) if kind == "float" else complex(value)
 
 

@@ -13,11 +13,17 @@ from kwtrace.patterns import Family, Value, Variant
 
 
 class Mismatch(Exception):  # noqa: N818 - it is control flow, not an error
-    """A place where graph and pattern differ; the words are put together only when they are read."""
+    """A place where graph and pattern differ; the words are put together only when they are read.
 
-    def __init__(self, words: Callable[[], str]) -> None:
-        """Take a function that says what was expected and found."""
+    ``law`` is the number of the law that refuses (README, "What makes a match"), or None where the graph simply has
+    another operator; ``node`` is where the difference is.
+    """
+
+    def __init__(self, law: int | None, node: fx.Node | None, words: Callable[[], str]) -> None:
+        """Take the law, the node, and a function that says what was expected and found."""
         super().__init__()
+        self.law = law
+        self.node = node
         self.words = words
 
     def __str__(self) -> str:
@@ -59,7 +65,12 @@ class Match:
         return {name: node.meta["val"] for name, node in self.inputs.items()}
 
 
-def require(holds: bool, words: Callable[[], str]) -> None:  # noqa: FBT001 - the condition is what it is about
+def require(
+    holds: bool,  # noqa: FBT001 - the condition is what it is about
+    law: int | None,
+    node: fx.Node | None,
+    words: Callable[[], str],
+) -> None:
     """Raise a `Mismatch` unless ``holds``."""
     if not holds:
-        raise Mismatch(words)
+        raise Mismatch(law, node, words)
