@@ -21,14 +21,14 @@ Pending = list[tuple[Op, fx.Node]]
 
 @dataclass(slots=True)
 class State:
-    """What a partial match has bound so far; ``origins`` says at which node a column's cell was found."""
+    """What a partial match has bound so far; ``origins`` says where a column's cell was found: node and argument."""
 
     nodes: dict[str, fx.Node] = field(default_factory=dict)
     passed: list[fx.Node] = field(default_factory=list)
     inputs: dict[str, fx.Node] = field(default_factory=dict)
     holes: dict[str, Any] = field(default_factory=dict)
     cells: dict[str, Any] = field(default_factory=dict)
-    origins: dict[str, fx.Node] = field(default_factory=dict)
+    origins: dict[str, tuple[fx.Node, str]] = field(default_factory=dict)
     sizes: list[tuple[str, Any, fx.Node]] = field(default_factory=list)
     devices: list[torch.device] = field(default_factory=list)
 
@@ -80,11 +80,11 @@ class Binder:
         if bound is not None:
             return self.refuse(None, node, lambda: f"{op.target}: expected {bound} for both its uses, found {node}")
         if node.op != "call_function" or operators.name_of(node.target) != op.target:
-            return self.refuse(None, node, lambda: f"expected the operator {op.target}, found {_target(node)}")
+            return self.refuse(None, node, lambda: f"operator: expected {op.target}, found {_target(node)}")
         self.state.nodes[op.name] = node
         args = self.view.args(node)
         if len(args) != len(op.args):
-            return self.refuse(1, node, lambda: f"expected {len(op.args)} arguments, found {len(args)}")
+            return self.refuse(1, node, lambda: f"arguments: expected {len(op.args)}, found {len(args)}")
         pending: Pending = []
         for name, value in op.args:
             pending += self._bind_value(name, value, args.get(name), node)
@@ -112,7 +112,7 @@ class Binder:
             return self._bind_cell(name, value.column, found, owner)
         if same_constant(value, found):
             return []
-        return self.refuse(_law(value, found), owner, lambda: f"{name}: expected {value!r}, found {found!r}")
+        return self.refuse(law_between(value, found), owner, lambda: f"{name}: expected {value!r}, found {found!r}")
 
     def _bind_list(self, name: str, value: tuple[Value, ...], found: Any, owner: fx.Node) -> Pending:
         if not isinstance(found, tuple) or len(found) != len(value):
@@ -130,10 +130,10 @@ class Binder:
 
     def _bind_cell(self, name: str, column: str, found: Any, owner: fx.Node) -> Pending:
         kept = self.state.cells.setdefault(column, found)
-        self.state.origins.setdefault(column, owner)
+        self.state.origins.setdefault(column, (owner, name))
         if not isinstance(found, SYMBOLIC) and same(kept, found):
             return []
-        return self.refuse(_law(kept, found), owner, lambda: f"{name}: expected {kept!r}, found {found!r}")
+        return self.refuse(law_between(kept, found), owner, lambda: f"{name}: expected {kept!r}, found {found!r}")
 
     def _bind_tensor(self, name: str, value: In | Ref, found: Any, owner: fx.Node) -> Pending:
         if not isinstance(found, fx.Node) or not is_tensor(found):
@@ -161,7 +161,7 @@ class Binder:
         return self.refuse(2, owner, lambda: f"{hole.name}: expected {kept!r} again, found {value!r}")
 
 
-def _law(wanted: Any, found: Any) -> int:
+def law_between(wanted: Any, found: Any) -> int:
     """Return the law that tells two constants apart: 3 for a symbolic one, 2 if type or sign differs, else 1."""
     if isinstance(found, SYMBOLIC):
         return 3
@@ -169,7 +169,7 @@ def _law(wanted: Any, found: Any) -> int:
 
 
 def _target(node: fx.Node) -> str:
-    return operators.name_of(node.target) if node.op == "call_function" else f"the {node.op} {node}"
+    return operators.name_of(node.target) if node.op == "call_function" else f"{node.op} {node}"
 
 
 def _shown(value: Value) -> str:

@@ -18,7 +18,7 @@ from kwtrace.matches import Match
 from kwtrace.matching import Matcher
 from kwtrace.normal import View
 from kwtrace.patterns import AtMatch, Family, PatternSet, Variant
-from kwtrace.rewriting import remapped, rewrite
+from kwtrace.rewriting import Refusal, remapped, rewrite
 from kwtrace.sharing import share_sizes
 
 log = logging.getLogger("kwtrace")
@@ -60,6 +60,12 @@ class Engine:
         ]
         return _choose([match for match in found if work is None or work.is_open(match)])
 
+    def rules_in(self, graph: fx.Graph) -> list[str]:
+        """Return the rules of which the graph has all operators of some variant, sorted."""
+        present = _by_operator(graph).keys()
+        pairs = zip(self.families, self._required, strict=True)
+        return sorted({family.rule for family, required in pairs if required <= present})
+
     def run(self, graph: fx.Graph) -> list[Variant]:
         """Rewrite ``graph`` until nothing matches; return what fired."""
         share_sizes(graph)
@@ -76,7 +82,9 @@ class Engine:
         for match in self.find(graph, work):
             match.inputs = remapped(match.inputs, replaced)
             outputs = rewrite(match)
-            if outputs is None:
+            if isinstance(outputs, Refusal):
+                found = outputs.words
+                log.warning("%s: expected the replacement to yield what the graph had, found %s", match.variant, found)
                 work.refused.add(_identity(match))
                 continue
             replaced.update(zip(match.outputs, outputs.results, strict=True))
@@ -94,7 +102,7 @@ def _identity(match: Match) -> tuple[int, fx.Node]:
 
 
 def _prepare(family: Family) -> Matcher | None:
-    missing = _missing_operators(family)
+    missing = missing_operators(family)
     if missing:
         log.warning(
             "rule %s: expected the operators %s, found them missing after importing %s; this family is off",
@@ -106,7 +114,8 @@ def _prepare(family: Family) -> Matcher | None:
     return Matcher(family)
 
 
-def _missing_operators(family: Family) -> list[str]:
+def missing_operators(family: Family) -> list[str]:
+    """Return the operators of a family that aren't registered, even after importing the module of its rule."""
     missing = [name for name in _operators_of(family) if not _is_registered(name)]
     if not missing:
         return []

@@ -20,9 +20,11 @@ import kwtrace
 from kwtrace.digests import replacement_digest
 from kwtrace.engine import Engine
 from kwtrace.errors import KwtraceError
+from kwtrace.explaining import explain
+from kwtrace.explanations import Explanation
 from kwtrace.generation import find_rule
 from kwtrace.loading import as_pattern_set
-from kwtrace.patterns import AtMatch, PatternSet
+from kwtrace.patterns import AtMatch, PatternSet, Variant
 from kwtrace.reports import Recorder
 
 log = logging.getLogger("kwtrace")
@@ -43,6 +45,7 @@ class KwtracePass(CustomGraphPass):
             earlier(graph)
         try:
             fired = self._prepared().run(graph)
+            self._hint(graph, fired)
         except Exception:
             log.exception("kwtrace left a graph as it is")
             return
@@ -74,10 +77,49 @@ class KwtracePass(CustomGraphPass):
         """Return the state without what is made from it."""
         return {**self.__dict__, "patterns": _loaded(self.patterns), "_engine": None}
 
+    def _hint(self, graph: fx.Graph, fired: list[Variant]) -> None:
+        """Point to `kwtrace.explain` where nothing matched, though all operators of a rule are there."""
+        near = [] if fired else self._prepared().rules_in(graph)
+        if near:
+            log.warning(
+                "%s: expected a match in a graph that has all operators, found none; "
+                "kwtrace.explain(gm, patterns) and python -m kwtrace.explain say why",
+                ", ".join(near),
+            )
+
     def _prepared(self) -> Engine:
         if self._engine is None:
             self._engine = Engine(as_pattern_set(self.patterns))
         return self._engine
+
+
+class _ExplainingPass(CustomGraphPass):
+    """Keeps what `explain` says of every graph that it is given."""
+
+    def __init__(self, patterns: PatternSet) -> None:
+        """Take the pattern set."""
+        self.patterns = patterns
+        self.explanations: list[Explanation] = []
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Explain ``graph``, and leave it as it is."""
+        module = fx.GraphModule({}, graph)
+        self.explanations.append(explain(module, self.patterns))
+
+    def uuid(self) -> Any:
+        """Return None: nothing may come from a cache, or there would be nothing to explain."""
+        return None
+
+
+def explain_compiled(
+    function: Any, inputs: tuple[Any, ...], patterns: PatternSet, *, dynamic: bool | None = None
+) -> list[Explanation]:
+    """Compile ``function`` for ``inputs`` and say what a pattern set does in each graph; nothing is rewritten."""
+    explaining = _ExplainingPass(patterns)
+    compiled: Any = torch.compile(function, dynamic=dynamic, options={KEY: explaining})
+    with torch.no_grad():
+        compiled(*inputs)
+    return explaining.explanations
 
 
 def setting() -> Any:

@@ -86,14 +86,14 @@ class Matcher:
                 found = node
                 raise Mismatch(4, node, lambda: f"{declared.name}: expected a tensor, found {found}")
             if isinstance(declared.dtype, Slot):
-                self._read_cell(state, declared.dtype.column, value.dtype, node)
+                self._read_cell(state, declared.dtype.column, value.dtype, (node, f"dtype of {declared.name}"))
             if isinstance(self.skeleton.device, Slot):
-                self._read_cell(state, self.skeleton.device.column, value.device.type, node)
+                self._read_cell(state, self.skeleton.device.column, value.device.type, (node, "device"))
 
-    def _read_cell(self, state: State, column: str, found: Any, node: fx.Node) -> None:
+    def _read_cell(self, state: State, column: str, found: Any, origin: tuple[fx.Node, str]) -> None:
         kept = state.cells.setdefault(column, found)
-        state.origins.setdefault(column, node)
-        require(kept == found, 4, node, lambda: f"{column}: expected {kept}, found {found}")
+        state.origins.setdefault(column, origin)
+        require(kept == found, 4, origin[0], lambda: f"{origin[1]}: expected {kept}, found {found}")
 
     def _keyed_columns(self) -> tuple[str, ...]:
         """Return the columns that the graph decides on; the others only tell what to put in place."""

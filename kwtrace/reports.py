@@ -30,7 +30,7 @@ class Report:
         if self.graphs == 0:
             return "kwtrace has seen no graph: nothing was compiled, or the compiled code came from a cache."
         if not self.fired:
-            return f"kwtrace rewrote nothing in {self.graphs} graph(s)."
+            return f"kwtrace rewrote nothing in {self.graphs} graph(s); kwtrace.explain says why."
         lines = [f"kwtrace rewrote {self.count} place(s) in {self.graphs} graph(s):"]
         for _, variants in sorted(self.fired.items()):
             lines += [f"  {count:5d} x {variant}" for variant, count in sorted(variants.items())]

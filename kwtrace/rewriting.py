@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,6 @@ from kwtrace.patterns import AtMatch, Graph, Hole, In, MatchDevice, Ref, Size, f
 from kwtrace.restriding import Restriding, restride, same_strides
 from kwtrace.tracing_at_match import trace_replacement
 
-log = logging.getLogger("kwtrace")
 _OWN_META = frozenset({"val", "tensor_meta", "unbacked_bindings", "eager_input_vals", "example_value"})
 
 
@@ -32,12 +30,15 @@ class Rewrite:
     new: tuple[fx.Node, ...]
 
 
-def rewrite(match: Match) -> Rewrite | None:
-    """Put the replacement in place of a match.
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a match wasn't rewritten, in words; the graph is as it was."""
 
-    Where it would yield something else than the graph had, or can't be made, the graph is left as it is, None is
-    returned, and the reason is logged.
-    """
+    words: str
+
+
+def rewrite(match: Match) -> Rewrite | Refusal:
+    """Put the replacement in place of a match, unless it can't be made or would yield something else."""
     writer = _Writer(match)
     try:
         with match.graph.inserting_before(_last_output(match)):
@@ -55,8 +56,7 @@ def rewrite(match: Match) -> Rewrite | None:
             refused = f"other strides, which {restriding.reader} reads"
     if refused is not None:
         writer.undo()
-        log.warning("%s: expected the replacement to yield what the graph had, found %s", match.variant, refused)
-        return None
+        return Refusal(refused)
     restriding.apply()
     early = [user for output in match.outputs for user in output.users if user < _last_output(match)]
     for old, new in zip(match.outputs, results, strict=True):

@@ -15,7 +15,7 @@ def test_no_graph_is_not_no_match() -> None:
     recorder = Recorder()
     assert "came from a cache" in str(recorder.report())
     recorder.add([])
-    assert str(recorder.report()) == "kwtrace rewrote nothing in 1 graph(s)."
+    assert str(recorder.report()) == "kwtrace rewrote nothing in 1 graph(s); kwtrace.explain says why."
 
 
 def test_counts_are_per_rule_and_variant() -> None:

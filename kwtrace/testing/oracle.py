@@ -1,0 +1,199 @@
+"""What is right, without asking the matcher: the rule's own function, the users of nodes, and float64 numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from kwtrace import operators
+from kwtrace.fakes import mode_of
+from kwtrace.matches import Match
+from kwtrace.normal import View
+from kwtrace.patterns import exact_text
+from kwtrace.rules import Rule
+from kwtrace.testing.instances import trace_search
+
+ULPS = 4
+"""How many units in the last place of the largest number a fused result may be off beyond twice the unfused error."""
+
+
+class Claims:
+    """Says whether a match is exactly what its variant's search function computes; traces of it are kept."""
+
+    def __init__(self, rules: Mapping[str, Rule]) -> None:
+        """Take the rules by name."""
+        self.rules = rules
+        self._texts: dict[str, str] = {}
+
+    def problem(self, match: Match) -> str | None:
+        """Return what is wrong with a match, or None.
+
+        The variant's search function is traced on the match's inputs and held against the nodes that were matched.
+        """
+        found = describe(match.outputs, {node: name for name, node in reversed(match.inputs.items())})
+        wanted = [self._wanted(match, captured) for captured in _captured(match)]
+        if found in wanted:
+            return None
+        return f"{match.variant} is not what the graph has:\n{wanted[0]}\nbut\n{found}"
+
+    def _wanted(self, match: Match, captured: Mapping[str, Any]) -> str:
+        shapes = {n: (tuple(x.shape), x.stride(), x.dtype, str(x.device)) for n, x in match.tensors.items()}
+        nodes = list(match.inputs.values())
+        key = repr((str(match.variant), shapes, [*map(nodes.index, nodes)], exact_text(tuple(captured.items()))))
+        if key not in self._texts:
+            self._texts[key] = self._trace(match, captured)
+        return self._texts[key]
+
+    def _trace(self, match: Match, captured: Mapping[str, Any]) -> str:
+        mode = next(m for m in map(mode_of, match.tensors.values()) if m is not None)
+        axes = dict(match.variant.axes)
+        try:
+            graph = trace_search(self.rules[match.rule], axes, match.tensors, {**axes, **captured}, mode)
+        except Exception as error:  # noqa: BLE001 - a search function that refuses these inputs claims nothing
+            return f"{type(error).__name__}: {error}"
+        placeholders = (node for node in graph.nodes if node.op == "placeholder")
+        (outputs,) = next(iter(reversed(graph.nodes))).args
+        first = {node: name for name, node in reversed(match.inputs.items())}
+        return describe(outputs, dict(zip(placeholders, map(first.get, match.inputs.values()), strict=True)))
+
+
+def _captured(match: Match) -> list[dict[str, Any]]:
+    """Return the captured values; a second time with ints for whole floats, which a graph may hold for them."""
+    values = {c.name: match.kwargs[c.name] for c in match.family.skeleton.captures}
+    ints = {n: int(v) if isinstance(v, float) and v.is_integer() else v for n, v in values.items()}
+    return [values, ints]
+
+
+def describe(outputs: Sequence[fx.Node], inputs: Mapping[fx.Node, Any]) -> str:
+    """Return a text that two graphs share exactly when they compute the same operators on the same inputs.
+
+    Identities are looked through, arguments are bound to their schemas, and equal calls are one; ``inputs`` gives the
+    names of inputs.
+    """
+    view = View(outputs[0].graph)
+    names = {node: str(name) for node, name in inputs.items()}
+    calls: dict[str, str] = {}
+
+    def text(value: Any) -> str:
+        if isinstance(value, fx.Node):
+            return note(view.strip(value, view.region(value)))
+        if isinstance(value, tuple):
+            return f"({', '.join(map(text, value))})"
+        return exact_text(value)
+
+    def note(node: fx.Node) -> str:
+        if node not in names:
+            args = ", ".join(f"{name}={text(value)}" for name, value in view.args(node).items())
+            names[node] = calls.setdefault(f"{operators.name_of(node.target)}({args})", f"%{len(calls)}")
+        return names[node]
+
+    results = ", ".join([text(node) for node in outputs])
+    return "\n".join([*(f"{name} = {call}" for call, name in calls.items()), f"return {results}"])
+
+
+def leak(match: Match) -> str | None:
+    """Return what leaks out of a match or into it, or None: a user of an inner node, a mutation between its nodes."""
+    own, order = set(match.nodes), list(match.graph.nodes)
+    needed = _needed(match.graph)
+    for node in own - set(match.outputs):
+        outside = [user for user in node.users if user not in own and user in needed]
+        if outside:
+            return f"{node} is used by {outside[0]} outside the match"
+    first, last = (order.index(end) for end in (min(own), max(own)))
+    mutation = next((node for node in order[first:last] if _mutates(node)), None)
+    return None if mutation is None else f"{mutation} mutates in the middle of the match"
+
+
+def _needed(graph: fx.Graph) -> set[fx.Node]:
+    """Return the nodes that an output or a mutation needs."""
+    pending = [node for node in graph.nodes if node.op == "output" or _mutates(node)]
+    needed = set(pending)
+    while pending:
+        operands = [node for node in pending.pop().all_input_nodes if node not in needed]
+        needed.update(operands)
+        pending += operands
+    return needed
+
+
+def _mutates(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
+
+
+def random_inputs(graph: fx.Graph, seed: int) -> list[Tensor]:
+    """Return numbers for a graph's inputs on the CPU; of every row of bools the first is False, the second True."""
+    generator = torch.Generator().manual_seed(seed)
+    return [_random(node.meta["val"], generator) for node in graph.nodes if node.op == "placeholder"]
+
+
+def _random(like: Tensor, generator: torch.Generator) -> Tensor:
+    made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+    numbers = torch.randn(like.shape, generator=generator)
+    if like.dtype is torch.bool:
+        numbers = numbers > 0
+        numbers[..., :1], numbers[..., 1:2] = False, True
+    elif not like.dtype.is_floating_point:
+        numbers = (2 * numbers).round()
+    return made.copy_(numbers)
+
+
+def difference(unfused: fx.Graph, fused: fx.Graph, seed: int = 0) -> str | None:
+    """Return how two graphs differ on random numbers, or None.
+
+    The error against float64 of every result of ``fused`` may be twice that of ``unfused`` and a few units in the last
+    place (`ULPS`) of the largest number.
+    """
+    inputs = random_inputs(unfused, seed)
+    owner = torch.nn.Module()
+    runs = (
+        fx.Interpreter(owner, graph=unfused),
+        fx.Interpreter(owner, graph=fused),
+        _InFloat64(owner, graph=unfused),
+    )
+    wanted, found, exact = (run.run(*(x.clone() for x in inputs)) for run in runs)
+    for place, results in enumerate(zip(wanted, found, exact, strict=True)):
+        problem = _compare(*results)
+        if problem is not None:
+            return f"output {place}: {problem}"
+    return None
+
+
+class _InFloat64(fx.Interpreter):
+    """Runs a graph with every float in float64."""
+
+    def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return _double(super().placeholder(target, args, kwargs))
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        args, kwargs = fx.node.map_aggregate((args, kwargs), _double)
+        if operators.name_of(target) == "aten._softmax.default":
+            args, kwargs = (*args[:2], False), {}
+        return _double(super().call_function(target, args, kwargs))
+
+
+def _double(value: Any) -> Any:
+    if isinstance(value, torch.dtype):
+        return torch.float64 if value.is_floating_point else value
+    if isinstance(value, Tensor) and value.dtype.is_floating_point:
+        return value.double()
+    return value
+
+
+def _compare(unfused: Tensor, fused: Tensor, exact: Tensor) -> str | None:
+    looks = [(tuple(x.shape), x.dtype) for x in (unfused, fused)]
+    if looks[0] != looks[1]:
+        return f"expected {looks[0]}, found {looks[1]}"
+    if not unfused.dtype.is_floating_point:
+        return None if torch.equal(unfused, fused) else f"expected {unfused}, found {fused}"
+    special = ~unfused.isfinite()
+    if not torch.allclose(unfused[special], fused[special], rtol=0, atol=0, equal_nan=True):
+        return "nan or inf at other places"
+    left, right, reference = (x.double()[~special] for x in (unfused, fused, exact))
+    if not left.numel():
+        return None
+    allowed = 2 * (left - reference).abs().max() + ULPS * torch.finfo(unfused.dtype).eps * reference.abs().max()
+    error = (right - reference).abs().max()
+    return None if bool(error <= allowed) else f"error {error:.3g} against float64, allowed {allowed:.3g}"

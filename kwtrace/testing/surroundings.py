@@ -1,0 +1,142 @@
+"""One change around the calls of a graph: its inputs, who uses its results, what mutates between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import fx
+
+from kwtrace.fakes import in_mode
+from kwtrace.testing.changes import Change
+from kwtrace.testing.constants import DTYPES
+from kwtrace.testing.editing import Copy
+
+DEVICES = (torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1))
+
+
+def graph_changes(graph: fx.Graph) -> Iterator[Change]:
+    """Yield every change to a graph's inputs, to the users of its calls, and every mutation between its calls."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    yield from _input_changes(inputs)
+    for node in calls[:-1]:
+        yield _with_user(node)
+        yield _with_output(node)
+    for node in calls:
+        if len(node.users) > 1:
+            yield _with_twin(node)
+    yield from _mutations(inputs, calls)
+
+
+def _input_changes(inputs: list[fx.Node]) -> Iterator[Change]:
+    for dtype in {node.meta["val"].dtype: None for node in inputs}:
+        alike = [node for node in inputs if node.meta["val"].dtype is dtype]
+        for other in DTYPES:
+            if other is not dtype:
+                yield _changed_inputs(alike, "dtype", f"{dtype} → {other}", _to_dtype(other))
+    for node in inputs:
+        yield from _dtypes_and_devices(node, node.meta["val"])
+        yield from _shapes(node, node.meta["val"].dim(), node.meta["val"].shape)
+    for device in DEVICES:
+        yield _changed_inputs(inputs, "device", f"all on {device}", _to_device(device))
+
+
+def _dtypes_and_devices(node: fx.Node, value: torch.Tensor) -> Iterator[Change]:
+    for dtype in DTYPES:
+        if dtype is not value.dtype:
+            yield _changed_inputs([node], "dtype", f"{value.dtype} → {dtype}", _to_dtype(dtype))
+    for device in DEVICES:
+        if device != value.device:
+            yield _changed_inputs([node], "device", f"{value.device} → {device}", _to_device(device))
+
+
+def _shapes(node: fx.Node, rank: int, shape: torch.Size) -> Iterator[Change]:
+    yield _changed_inputs([node], "rank", "one dim more", lambda x: x[None])
+    if rank:
+        yield _changed_inputs([node], "rank", "one dim less", lambda x: torch.empty_like(x[0]))
+    for dim, size in enumerate(shape):
+        for other in (1, 2 * size):
+            yield _changed_inputs([node], "size", f"{other} for dim {dim}", _with_size(dim, other))
+    if rank > 1:
+        yield _changed_inputs([node], "size", "last dims exchanged", lambda x: _like(x, x.transpose(-2, -1).shape))
+
+
+def _with_user(node: fx.Node) -> Change:
+    def edit(copy: Copy) -> list[fx.Node]:
+        own = copy.nodes[node]
+        with copy.graph.inserting_before(copy.output):
+            user = copy.graph.call_function(torch.ops.aten.clone.default, (own,))
+        copy.add_output(user)
+        return [user]
+
+    return Change("user", f"{node}: one more user, which is returned", edit)
+
+
+def _with_output(node: fx.Node) -> Change:
+    def edit(copy: Copy) -> list[fx.Node]:
+        copy.add_output(copy.nodes[node])
+        return []
+
+    return Change("user", f"{node}: returned as well", edit)
+
+
+def _with_twin(node: fx.Node) -> Change:
+    def edit(copy: Copy) -> list[fx.Node]:
+        own = copy.nodes[node]
+        with copy.graph.inserting_after(own):
+            twin = copy.graph.node_copy(own, lambda n: n)
+        next(iter(own.users)).replace_input_with(own, twin)
+        return [twin]
+
+    return Change("user", f"{node}: computed twice, once for each user", edit)
+
+
+def _mutations(inputs: list[fx.Node], calls: list[fx.Node]) -> Iterator[Change]:
+    for place in calls:
+        for node in (*inputs, *(n for n in place.all_input_nodes if n.op == "call_function")):
+            yield _with_mutation(node, place)
+
+
+def _with_mutation(node: fx.Node, place: fx.Node) -> Change:
+    def edit(copy: Copy) -> list[fx.Node]:
+        own = copy.nodes[node]
+        with copy.graph.inserting_before(copy.nodes[place]):
+            made = copy.graph.call_function(torch.ops.aten.fill_.Scalar, (own, 1))
+        made.meta["val"] = own.meta["val"]
+        return []
+
+    return Change("mutation", f"{node}: filled with 1 before {place}", edit)
+
+
+def _changed_inputs(
+    nodes: list[fx.Node], kind: str, words: str, change: Callable[[torch.Tensor], torch.Tensor]
+) -> Change:
+    def edit(copy: Copy) -> list[fx.Node]:
+        users: list[fx.Node] = []
+        for node in nodes:
+            own = copy.nodes[node]
+            with copy.mode:
+                value = change(in_mode(own.meta["val"], copy.mode))
+            own.meta["val"] = value
+            users += own.users
+        return users
+
+    names = ", ".join(str(node) for node in nodes)
+    return Change(kind, f"{names}: {words}", edit)
+
+
+def _to_dtype(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: torch.empty_like(x, dtype=dtype)
+
+
+def _to_device(device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: torch.empty_like(x, device=device)
+
+
+def _with_size(dim: int, size: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: _like(x, (*x.shape[:dim], size, *x.shape[dim + 1 :]))
+
+
+def _like(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.empty(shape, dtype=x.dtype, device=x.device)
