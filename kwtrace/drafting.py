@@ -14,6 +14,7 @@ from kwtrace.lowering import Lowering
 from kwtrace.merging import Places, merge
 from kwtrace.patterns import AtMatch, Output, Variant
 from kwtrace.rules import Rule
+from kwtrace.surroundings import clean_surroundings
 from kwtrace.tracing import Point, to_text, trace
 
 
@@ -43,6 +44,7 @@ def sample_draft(rule: Rule, domain: Domain, variant: Variant, point: Point) -> 
     return _draft_once(rule, domain, variant, point, samples(domain, variant)[0])
 
 
+@clean_surroundings()
 def _draft_once(rule: Rule, domain: Domain, variant: Variant, point: Point, sample: Mapping[str, Any]) -> Draft:
     found = trace(rule.function, rule, domain, variant, point, sample)
     where = f"Rule {rule.name}, variant {variant}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import logging
@@ -73,17 +74,25 @@ def cache_folder() -> Path:
 def as_pattern_set(patterns: Any) -> PatternSet:
     """Return the pattern set that ``patterns`` stands for: itself, a generated package, or its module.
 
+    One that holds no patterns is warned of, since nothing that it is used for can happen.
+
     Raises:
         LoadError: if it is none of these.
 
     """
-    if isinstance(patterns, PatternSet):
-        return patterns
     package = getattr(patterns, "PATTERNS", patterns)
-    if isinstance(package, Package):
-        return package.load()
+    if isinstance(package, PatternSet | Package):
+        found, name = (package.load(), package.name) if isinstance(package, Package) else (package, "a pattern set")
+        if not found.families:
+            _warn_of_nothing(name)
+        return found
     msg = f"Expected a PatternSet or a package made by kwtrace.gen, found {patterns!r}."
     raise LoadError(msg)
+
+
+@functools.cache  # once per process and package
+def _warn_of_nothing(name: str) -> None:
+    log.warning("%s: expected patterns to rewrite with, found no pattern in it; nothing will be rewritten", name)
 
 
 def read_folder(folder: Path) -> PatternSet:

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
+from torch._inductor import config
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from kwtrace.domains import read_domain
 from kwtrace.fakes import own_value
 from kwtrace.generation import find_rule
+from kwtrace.surroundings import shielded
 from kwtrace.tracing import caller
 
 if TYPE_CHECKING:
@@ -55,15 +57,18 @@ def _trace(match: Match, mode: FakeTensorMode, inputs: dict[str, fx.Node]) -> fx
     rule = find_rule(match.family.skeleton.module, match.rule)
     axes = dict(match.variant.axes)
     function = rule.replacements[axes["device"]].function
-    call = caller(function, rule, read_domain(rule), axes, tuple(inputs), match.kwargs)
+    domain = read_domain(rule)
+    captured = {**dict.fromkeys(p.name for p in domain.captured), **match.kwargs}  # None where the graph has no value
+    call = caller(function, rule, domain, axes, tuple(inputs), captured)
 
     def outputs(*values: Any) -> tuple[Any, ...]:
         result = call(*values)
         return (result,) if isinstance(result, torch.Tensor) else tuple(result)
 
-    values = [own_value(node, mode) for node in inputs.values()]
-    with mode, enable_python_dispatcher(), torch.no_grad():
-        traced = make_fx(outputs, select_decomp_table(), tracing_mode="symbolic")(*values)
+    with shielded():
+        values = [own_value(node, mode) for node in inputs.values()]
+        with mode, enable_python_dispatcher():
+            traced = make_fx(outputs, select_decomp_table(), tracing_mode="symbolic")(*values)
     traced.graph.eliminate_dead_code()
     return traced
 
@@ -71,7 +76,17 @@ def _trace(match: Match, mode: FakeTensorMode, inputs: dict[str, fx.Node]) -> fx
 def _key(match: Match) -> Hashable:
     tensors = tuple((name, _metadata(value)) for name, value in match.tensors.items())
     captured = tuple((name, _shown(value)) for name, value in match.kwargs.items())
-    return (match.family.skeleton.module, str(match.variant), tensors, captured)
+    return (match.family.skeleton.module, str(match.variant), tensors, captured, _settings())
+
+
+def _settings() -> Hashable:
+    """Return what the user has set that decides on the kernels of a graph, or on how it is decomposed."""
+    cuda = torch.backends.cuda
+    attention = (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled())
+    reduced = cuda.fp16_bf16_reduction_math_sdp_allowed()
+    order = tuple(torch._C._get_sdp_priority_order())  # noqa: SLF001 - there is no public way to ask
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    return (*attention, cuda.cudnn_sdp_enabled(), reduced, order, deterministic, config.fallback_random)
 
 
 def _metadata(value: torch.Tensor) -> Hashable:
