@@ -3,12 +3,14 @@
 from typing import TYPE_CHECKING, Any
 
 from kwtrace.errors import ConflictError, KwtraceError, LoadError, RuleError, StaleError, TraceError
-from kwtrace.patterns import PatternSet, Variant
+from kwtrace.patterns import Named, PatternSet, Variant
 from kwtrace.reports import Report
 from kwtrace.rules import Captured, DTypes, OneOf, Rule, Shape, rule
 from kwtrace.using import apply, install, installed, options, stats, uninstall
 
 if TYPE_CHECKING:
+    from kwtrace.explaining import explain
+    from kwtrace.explanations import Explanation, Miss, RuleExplanation
     from kwtrace.generating import GenerationReport, generate, trace
     from kwtrace.matches import Match
 
@@ -18,20 +20,25 @@ __all__ = [
     "Captured",
     "ConflictError",
     "DTypes",
+    "Explanation",
     "GenerationReport",
     "KwtraceError",
     "LoadError",
     "Match",
+    "Miss",
+    "Named",
     "OneOf",
     "PatternSet",
     "Report",
     "Rule",
     "RuleError",
+    "RuleExplanation",
     "Shape",
     "StaleError",
     "TraceError",
     "Variant",
     "apply",
+    "explain",
     "generate",
     "install",
     "installed",
@@ -43,8 +50,12 @@ __all__ = [
 ]
 
 _LAZY = {
+    "Explanation": "kwtrace.explanations",
     "GenerationReport": "kwtrace.generating",
     "Match": "kwtrace.matches",
+    "Miss": "kwtrace.explanations",
+    "RuleExplanation": "kwtrace.explanations",
+    "explain": "kwtrace.explaining",
     "generate": "kwtrace.generating",
     "trace": "kwtrace.generating",
 }

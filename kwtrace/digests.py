@@ -19,6 +19,8 @@ from kwtrace.patterns import exact_text
 from kwtrace.rules import DTypes, OneOf, Rule
 
 _TRACER = (
+    "callables",
+    "commuting",
     "derived",
     "domains",
     "drafting",
@@ -47,14 +49,17 @@ def source_digest(rule: Rule) -> str:
     functions = [rule.function, *(r.function for _, r in sorted(rule.replacements.items()))]
     if rule.where is not None:
         functions.append(rule.where)
-    for function in functions:
+    for function in (*functions, *_axis_functions(rule)):
         parts += sorted(_sources(function))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def replacement_digest(rule: Rule, device: str) -> str:
-    """Return a digest of the code of a rule's replacement for ``device``."""
-    return hashlib.sha256("\n".join(sorted(_sources(rule.replacements[device].function))).encode()).hexdigest()
+    """Return a digest of the code of a rule's replacement for ``device``, and of the callables that it may be given."""
+    parts: list[str] = []
+    for function in (rule.replacements[device].function, *_axis_functions(rule)):
+        parts += sorted(_sources(function))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def describe_axes(rule: Rule) -> dict[str, list[str]]:
@@ -71,7 +76,13 @@ def _options(rule: Rule) -> tuple[Any, ...]:
     replacements = tuple((device, r.at) for device, r in sorted(rule.replacements.items()))
     parameters = tuple(exact_text(p) for p in read_domain(rule).parameters if not isinstance(p, TensorParameter))
     shapes = tuple((p.name, p.texts, repr(p.dtype)) for p in read_domain(rule).tensors)
-    return (rule.stage, rule.modes, rule.devices, rule.priority, rule.unused, replacements, parameters, shapes)
+    own = (rule.stage, rule.modes, rule.devices, rule.priority, rule.unused, rule.commutative)
+    return (*own, replacements, parameters, shapes)
+
+
+def _axis_functions(rule: Rule) -> list[Callable[..., Any]]:
+    """Return the functions that are values of axes, other libraries' aside."""
+    return [f for f in read_domain(rule).callables if isinstance(f, FunctionType) and not _is_foreign(f)]
 
 
 @functools.cache
@@ -107,10 +118,12 @@ def _describe(name: str, value: Any, pending: list[Any]) -> str:
         items = [_describe("", item, pending) for item in value]
         ordered = sorted(items) if isinstance(value, set | frozenset) else items
         return f"{name} = {type(value).__name__}({', '.join(ordered)})"
+    if isinstance(value, OneOf):
+        return _describe(name, value.values, pending)
     if isinstance(value, FunctionType | type) and not _is_foreign(value):
         pending.append(value)
         return f"{name} = {value.__module__}.{value.__qualname__}"
-    if isinstance(value, bool | int | float | complex | str | torch.dtype | DTypes | OneOf | None):
+    if isinstance(value, bool | int | float | complex | str | torch.dtype | DTypes | None):
         return f"{name} = {value!r}"
     return f"{name}: {type(value).__qualname__}"
 

@@ -6,14 +6,15 @@ import enum
 import inspect
 import itertools
 import types
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import torch
 
-from kwtrace.errors import RuleError
-from kwtrace.patterns import Variant
+from kwtrace.callables import by_name, is_callable
+from kwtrace.errors import LoadError, RuleError
+from kwtrace.patterns import Named, Variant
 from kwtrace.rules import Captured, DTypes, OneOf, Shape
 from kwtrace.shapes import DimSpec, parse_shape
 from kwtrace.values import exact_key, is_constant
@@ -41,10 +42,27 @@ class TensorParameter:
 
 @dataclass(frozen=True, slots=True)
 class AxisParameter:
-    """A parameter with a finite domain."""
+    """A parameter with a finite domain; ``callables`` holds those among its values, which are known by name."""
 
     name: str
     values: tuple[Any, ...]
+    callables: tuple[tuple[Named, Callable[..., Any]], ...] = field(default=(), repr=False)
+
+    def given(self, value: Any) -> Any:
+        """Return what functions get for a value: a callable for its name, and others as they are.
+
+        Raises:
+            LoadError: if no callable has that name.
+
+        """
+        if not isinstance(value, Named):
+            return value
+        for named, function in self.callables:
+            if named.name == value.name:
+                return function
+        known = ", ".join(named.name for named, _ in self.callables) or "none"
+        msg = f"Parameter {self.name}: expected one of its callables ({known}), found {value.name}; regenerate."
+        raise LoadError(msg)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +103,16 @@ class Domain:
         """Return the captured parameters, in order."""
         return tuple(p for p in self.parameters if isinstance(p, CapturedParameter))
 
+    @property
+    def callables(self) -> tuple[Callable[..., Any], ...]:
+        """Return the callables that are values of axes, in order."""
+        return tuple(f for p in self.parameters if isinstance(p, AxisParameter) for _, f in p.callables)
+
+    def given(self, axes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of axes as functions get them: callables instead of their names."""
+        known = {p.name: p for p in self.parameters if isinstance(p, AxisParameter)}
+        return {name: known[name].given(value) if name in known else value for name, value in axes.items()}
+
 
 def read_domain(rule: Rule) -> Domain:
     """Read a rule's signature.
@@ -114,9 +142,17 @@ def samples(domain: Domain, variant: Variant) -> tuple[dict[str, Any], ...]:
     special = {p.name: fixed[p.name] for p in domain.captured if p.name in fixed}
     if not free:
         return (special,)
-    first = {p.name: p.example + (2 * i if p.kind is int else 0.01 * i) for i, p in enumerate(free)}
-    second = {p.name: first[p.name] + (35 + 4 * i if p.kind is int else 0.24 + 0.03 * i) for i, p in enumerate(free)}
+    first = {p.name: _apart(p, p.example + (2 * i if p.kind is int else 0.01 * i)) for i, p in enumerate(free)}
+    steps = {p.name: 35 + 4 * i if p.kind is int else 0.24 + 0.03 * i for i, p in enumerate(free)}
+    second = {p.name: _apart(p, first[p.name] + steps[p.name]) for p in free}
     return ({**special, **first}, {**special, **second})
+
+
+def _apart(parameter: CapturedParameter, value: Any) -> Any:
+    """Return ``value``, or the next number that is none of the parameter's special values."""
+    while value in parameter.special:
+        value += 2 if parameter.kind is int else 0.01
+    return value
 
 
 def enumerate_variants(rule: Rule, domain: Domain) -> tuple[Variant, ...]:
@@ -130,7 +166,7 @@ def enumerate_variants(rule: Rule, domain: Domain) -> tuple[Variant, ...]:
     found = []
     for point in itertools.product(*(values for _, values in domain.axes)):
         axes = dict(zip(names, point, strict=True))
-        if _is_redundant(axes, domain) or not _accepts(rule, axes):
+        if _is_redundant(axes, domain) or not _accepts(rule, domain.given(axes)):
             continue
         found.append(Variant(rule.name, tuple((k, v) for k, v in axes.items() if v is not ANY)))
     if not found:
@@ -174,7 +210,7 @@ def _read(rule: Rule, parameter: inspect.Parameter, hints: Mapping[str, Any]) ->
         return _read_tensor(parameter.name, by_kind, optional=optional, where=where)
     _check_markers(by_kind, {DTypes} if base is torch.dtype else {Captured} if base in NUMBERS else set(), where)
     if OneOf in by_kind:
-        return AxisParameter(parameter.name, _checked_values(by_kind[OneOf].values, where))
+        return _read_axis(parameter.name, by_kind[OneOf].values, where)
     if base is torch.dtype and DTypes in by_kind:
         _check_dtypes(by_kind[DTypes], where)
         return TiedParameter(parameter.name, by_kind[DTypes])
@@ -220,6 +256,13 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
     members = [member for member in get_args(hint) if member is not type(None)]
     optional = len(members) < len(get_args(hint))
     return (members[0] if len(members) == 1 else hint), optional
+
+
+def _read_axis(name: str, values: tuple[Any, ...], where: str) -> AxisParameter:
+    callables = by_name([value for value in values if is_callable(value)], where)
+    names = iter(callables)
+    known = tuple(next(names) if is_callable(value) else value for value in values)
+    return AxisParameter(name, _checked_values(known, where), tuple(callables.items()))
 
 
 def _read_tensor(name: str, by_kind: dict[type, Any], *, optional: bool, where: str) -> TensorParameter:
@@ -284,7 +327,7 @@ def _checked_values(values: tuple[Any, ...], where: str) -> tuple[Any, ...]:
         msg = f"{where}: expected at least one value in its domain, found none."
         raise RuleError(msg)
     for value in values:
-        if not is_constant(value):
+        if not is_constant(value) and not isinstance(value, Named):
             msg = f"{where}: expected constants, enum members or tuples of them in its domain, found {value!r}."
             raise RuleError(msg)
     keys = [exact_key(value) for value in values]

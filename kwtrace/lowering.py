@@ -16,6 +16,17 @@ from kwtrace.patterns import Call, Graph, In, MatchDevice, Op, Output, Ref
 from kwtrace.tracing import Trace
 
 
+def unique_name(target: str, taken: set[str]) -> str:
+    """Return a name for a call of ``target`` that isn't ``taken`` yet, and take it: ``mul``, ``mul_2``, ..."""
+    base = target.split(".")[1]
+    found, count = base, 1
+    while found in taken:
+        count += 1
+        found = f"{base}_{count}"
+    taken.add(found)
+    return found
+
+
 class Lowering:
     """One traced graph, read into `Op` or `Call`."""
 
@@ -122,15 +133,8 @@ class Lowering:
         return In(self.inputs[node]) if node in self.inputs else Ref(self.names[node])
 
     def _name(self, node: fx.Node) -> str:
-        name = operators.name_of(node.target)
-        base = name.split(".")[1]
-        found, count = base, 1
-        while found in self.taken:
-            count += 1
-            found = f"{base}_{count}"
-        self.taken.add(found)
-        self.names[node] = found
-        return found
+        self.names[node] = unique_name(operators.name_of(node.target), self.taken)
+        return self.names[node]
 
     def _output(self, value: Any, node: fx.Node) -> Output:
         result = node.meta["val"]

@@ -35,9 +35,9 @@ class Mismatch(Exception):  # noqa: N818 - it is control flow, not an error
 class Match:
     """A place in a graph that a variant describes.
 
-    ``kwargs`` holds the axes and the captured values by name (a symbolic one as its node), ``tensors`` the fake tensor
-    and ``inputs`` the node of each tensor parameter, ``nodes`` what the match consists of, ``outputs`` the nodes that
-    the replacement's outputs take the place of.
+    ``kwargs`` holds the axes and the captured values by name (a symbolic one as its node, a callable as its `Named`),
+    ``tensors`` the fake tensor and ``inputs`` the node of each tensor parameter, ``nodes`` what the match consists of,
+    ``outputs`` the nodes that the replacement's outputs take the place of.
     """
 
     family: Family

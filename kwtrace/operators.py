@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ VIEWS = frozenset({"aten.view.default", "aten._unsafe_view.default", "aten.resha
 
 _DIMS = frozenset({"dim", "dims", "dim0", "dim1", "dim2", "start_dim", "end_dim", "axis", "dims_self", "dims_other"})
 _ADDS_A_DIM = frozenset({"aten.unsqueeze.default", "aten.stack.default"})
+_PLAIN = frozenset({"int", "float", "bool", "Optional[int]", "Optional[float]", "Optional[bool]"})
 _BOUNDARY_NAMESPACES = frozenset({"streams", "_c10d_functional", "c10d"})
 
 
@@ -41,6 +43,13 @@ class Operator:
     arguments: tuple[Argument, ...] | None
     ranked: str | None
     extra_rank: int
+
+
+def is_operator(value: Any) -> bool:
+    """Tell whether ``value`` is an operator: an overload, a packet of them, or what ``custom_op`` returns."""
+    return isinstance(
+        value, torch._ops.OpOverload | torch._ops.OpOverloadPacket | torch._library.custom_ops.CustomOpDef
+    )
 
 
 def name_of(target: Any) -> str:
@@ -104,6 +113,15 @@ def without_defaults(
 def keywords_of(target: Any) -> frozenset[str]:
     """Return the names of the arguments that can only be passed by keyword."""
     return frozenset(a.name for a in describe(target).arguments or () if a.keyword_only)
+
+
+@functools.cache
+def plain_numbers_of(target: Any) -> frozenset[str]:
+    """Return the names of the arguments that are numbers and can't be symbolic."""
+    schema = getattr(target, "_schema", None)
+    arguments = () if schema is None else schema.arguments
+    symbolic = set(re.findall(r"\bSymInt\??(?:\[\d*\])? (\w+)", str(schema)))
+    return frozenset(a.name for a in arguments if str(a.real_type) in _PLAIN) - symbolic
 
 
 def schema_of(name: str) -> str:

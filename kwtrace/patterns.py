@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -60,6 +61,21 @@ class Slot:
 @dataclass(frozen=True, slots=True)
 class MatchDevice:
     """The device of the match's inputs, index and all."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Named:
+    """A callable that is the value of an axis, by its name; ``short`` is what variants show, if that is another.
+
+    An operator is called ``namespace.name`` or ``namespace.name.overload``, a function ``module:qualname``.
+    """
+
+    name: str
+    short: str | None = None
+
+    def __repr__(self) -> str:
+        """Return the name as variants show it."""
+        return self.short or self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +138,11 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """A captured parameter: ``kind`` is the name of its type."""
+    """A captured parameter: ``kind`` is the name of its type; ``special`` values have variants of their own."""
 
     name: str
     kind: str
+    special: tuple[Value, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +221,10 @@ class PatternSet:
         return self._digest[0]
 
     def select(self, rule: str | None = None, **axes: Value) -> PatternSet:
-        """Return the patterns of one rule, or those whose variants have the given axis values."""
+        """Return the patterns of one rule, or those whose variants have the given axis values.
+
+        A callable is selected by itself or by its `Named`.
+        """
         kept = []
         for family in self.families:
             rows = tuple(row for row in family.rows if _selected(family.variant(row), rule, axes))
@@ -263,6 +283,13 @@ def exact_text(value: Value) -> str:
     return repr(value)
 
 
+def callable_name(value: Any) -> str:
+    """Return the name of an operator, or of a function that has one."""
+    if isinstance(value, FunctionType):
+        return f"{value.__module__}:{value.__qualname__}"
+    return str(getattr(value, "_opoverload", value))  # what torch.library.custom_op returns, and other operators
+
+
 def fill(value: Value, cells: Mapping[str, Value]) -> Value:
     """Return ``value``, a part of a pattern, with every slot replaced by its cell."""
     return map_leaves(value, lambda leaf: cells[leaf.column] if isinstance(leaf, Slot) else leaf)
@@ -272,4 +299,12 @@ def _selected(variant: Variant, rule: str | None, axes: Mapping[str, Value]) -> 
     if rule is not None and variant.rule != rule:
         return False
     own = dict(variant.axes)
-    return all(name in own and exact_text(own[name]) == exact_text(value) for name, value in axes.items())
+    return all(name in own and _is_value(own[name], value) for name, value in axes.items())
+
+
+def _is_value(own: Value, wanted: Value) -> bool:
+    if not isinstance(own, Named):
+        return exact_text(own) == exact_text(wanted)
+    if isinstance(wanted, Named):
+        return wanted.name == own.name
+    return callable(wanted) and callable_name(wanted) == own.name

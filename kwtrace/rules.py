@@ -52,7 +52,7 @@ class DTypes:
 
 
 class OneOf:
-    """The values of an axis."""
+    """The values of an axis: constants, Enum members, operators and functions at the top level of a module."""
 
     __slots__ = ("values",)
 
@@ -104,6 +104,7 @@ class Rule:
     where: Callable[..., bool] | None
     priority: int
     unused: tuple[str, ...]
+    commutative: bool
     replacements: dict[str, Replacement] = field(default_factory=dict)
 
     @property
@@ -169,6 +170,7 @@ def rule(
     where: Callable[..., bool] | None = None,
     priority: int = 0,
     unused: Sequence[str] = (),
+    commutative: bool = False,
 ) -> Callable[[Function], Rule]: ...
 def rule(
     function: Function | None = None,
@@ -181,6 +183,7 @@ def rule(
     where: Callable[..., bool] | None = None,
     priority: int = 0,
     unused: Sequence[str] = (),
+    commutative: bool = False,
 ) -> Any:
     """Declare a fusion rule: the decorated function is what is searched for.
 
@@ -193,6 +196,8 @@ def rule(
         where: gets the axes by keyword and says which variants exist.
         priority: of two matches of equal size, the one with the higher priority wins.
         unused: parameters that a replacement may leave out.
+        commutative: search for every order of the two tensors of each sum, product, maximum, minimum, ``==``, ``!=``,
+            logical or bitwise and, or, xor; such an order is no axis. There may be six of these operators in a variant.
 
     Raises:
         RuleError: naming the rule and what is wrong.
@@ -205,7 +210,7 @@ def rule(
             raise RuleError(msg)
         own = search.__name__ if name is None else name
         _check(own, stage, modes, devices)
-        return Rule(search, own, stage, tuple(modes), tuple(devices), where, priority, tuple(unused))
+        return Rule(search, own, stage, tuple(modes), tuple(devices), where, priority, tuple(unused), commutative)
 
     return declare if function is None else declare(function)
 

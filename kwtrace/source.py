@@ -96,7 +96,9 @@ def _dataclass(value: Any, imports: _Imports, depth: int) -> str:
 
 
 def _is_default(default: Any, value: Any) -> bool:
-    return type(default) is type(value) and not isinstance(value, tuple) and bool(default == value)
+    if type(default) is not type(value) or (isinstance(value, tuple) and value):
+        return False
+    return bool(default == value)
 
 
 def _call(name: str, positional: list[str], named: tuple[tuple[str, Any], ...], imports: _Imports, depth: int) -> str:

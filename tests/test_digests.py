@@ -114,6 +114,7 @@ def digest_of(folder: Path, name: str, text: str) -> str:
         ("where=is_wanted)", "where=is_wanted, priority=1)"),
         ("where=is_wanted)", 'where=is_wanted, unused=("mode",))'),
         ("where=is_wanted)", "where=None)"),
+        ("where=is_wanted)", "where=is_wanted, commutative=True)"),
         ('devices=("cpu",)', 'devices=("cpu", "cuda")'),
         ('@kt.rule(devices=("cpu",)', '@kt.rule(name="other", devices=("cpu",)'),
         ("@rich.replacement", '@rich.replacement(at="match")'),
@@ -226,6 +227,82 @@ def odd(x: Vector, *, kind: Odd) -> Tensor:
     code = "import digested_odd as m; from kwtrace.digests import *; print(source_digest(m.odd), describe_axes(m.odd))"
     own = f"{source_digest(module.odd)} {describe_axes(module.odd)}"
     assert run_python("-c", code, folder=folder).stdout.strip() == own
+
+
+CALLING = """
+from collections.abc import Callable
+
+FACTOR = 2.0
+
+
+def helper(x):
+    return torch.relu(x)
+
+
+def first(x):
+    return helper(x) * FACTOR
+
+
+def second(x):
+    return torch.sigmoid(x)
+
+
+FORMS = kt.OneOf(first, second, ops.scaled, torch.ops.aten.relu.default)
+
+
+def is_wanted(form):
+    return form in FORMS.values
+
+
+@kt.rule(devices=("cpu",), where=is_wanted)
+def calling(x: Vector, *, form: Annotated[Callable[..., Tensor], FORMS]) -> Tensor:
+    return ops.act(form(x))
+
+
+@calling.replacement(at="match")
+def _(x, *, form):
+    return form(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("return torch.sigmoid(x)", "return torch.tanh(x)"),
+        ("return torch.relu(x)", "return torch.exp(x)"),
+        ("FACTOR = 2.0", "FACTOR = 3.0"),
+        ("OneOf(first, second,", "OneOf(second, first,"),
+        ("aten.relu.default", "aten.sigmoid.default"),
+    ],
+)
+def test_the_callables_of_an_axis_are_in_the_digest(folder: Path, old: str, new: str) -> None:
+    """The code of a function that is an axis value, what it reaches, and the names: a change of any is seen."""
+    assert old in CALLING
+    name = f"digested_{next(_count)}"
+    before = source_digest(import_module(folder, name, CALLING).calling)
+    assert source_digest(import_module(folder, name, CALLING.replace(old, new)).calling) != before
+
+
+def test_the_callables_of_an_axis_are_in_the_digest_of_a_replacement(folder: Path) -> None:
+    """A replacement that is traced at the match may call them, so their code counts as its own does."""
+    first = import_module(folder, "digested_given", CALLING).calling
+    before = replacement_digest(first, "cpu")
+    assert replacement_digest(import_module(folder, "digested_given", CALLING).calling, "cpu") == before
+    changed = CALLING.replace("return torch.sigmoid(x)", "return torch.tanh(x)")
+    assert replacement_digest(import_module(folder, "digested_given", changed).calling, "cpu") != before
+
+
+def test_callables_are_described_alike_everywhere(folder: Path) -> None:
+    """Callables have no address in a digest, nor in the axes of a manifest."""
+    module = import_module(folder, "digested_callables", CALLING)
+    code = (
+        "import digested_callables as m; from kwtrace.digests import *; "
+        "print(source_digest(m.calling), describe_axes(m.calling))"
+    )
+    own = f"{source_digest(module.calling)} {describe_axes(module.calling)}"
+    assert run_python("-c", code, folder=folder).stdout.strip() == own
+    assert "0x" not in own
+    assert "'digested_callables:first'" in own
 
 
 def test_the_torch_version_has_two_numbers() -> None:

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from enum import Enum, IntEnum
 from typing import Annotated, Any, Literal, Optional, Union
 
+import ops_for_tests as ops
 import pytest
 import torch
 from rules_for_tests import Mode, Vector
 from torch import Tensor
 
 import kwtrace as kt
-from kwtrace.domains import enumerate_variants, read_domain, samples
+from kwtrace.domains import AxisParameter, enumerate_variants, read_domain, samples
 from kwtrace.rules import Rule
 from kwtrace.values import same
 
@@ -82,6 +83,88 @@ def test_axes_are_inferred_from_annotations() -> None:
     assert axes["dtype"] == (None, torch.float32)
     assert same(axes["number"], (0.0, -0.0, math.nan, math.inf))
     assert axes["pair"] == ((1, 2), (2, 1))
+
+
+def doubled(x: Tensor) -> Tensor:
+    """Be a function that an axis may have as a value."""
+    return x * 2
+
+
+Form = Annotated[Callable[..., Tensor] | None, kt.OneOf(None, ops.act, doubled, torch.ops.aten.relu.default)]
+DOUBLED = kt.Named(f"{__name__}:doubled", "doubled")
+
+
+def test_callables_stand_in_variants_by_name() -> None:
+    """Operators and functions are values of an axis among others; variants hold names, in the order given."""
+
+    def search(x: Vector, *, form: Form) -> None: ...
+
+    names = (None, kt.Named("kwtrace_toys.act.default"), DOUBLED, kt.Named("aten.relu.default"))
+    assert axes_of(search) == {"form": names}
+    domain = read_domain(rule_of(search))
+    assert domain.callables == (ops.act, doubled, torch.ops.aten.relu.default)
+    assert [str(variant) for variant in enumerate_variants(rule_of(search), domain)] == [
+        "search[form=None, device='cpu']",
+        "search[form=kwtrace_toys.act.default, device='cpu']",
+        "search[form=doubled, device='cpu']",
+        "search[form=aten.relu.default, device='cpu']",
+    ]
+
+
+def test_functions_get_the_callables_themselves() -> None:
+    """``given`` turns a name into the callable, short or not, and leaves other values of axes alone."""
+
+    def search(x: Vector, *, form: Form, flag: bool) -> None: ...
+
+    domain = read_domain(rule_of(search))
+    assert domain.given({"form": DOUBLED, "flag": True, "device": "cpu"}) == {
+        "form": doubled,
+        "flag": True,
+        "device": "cpu",
+    }
+    assert domain.given({"form": kt.Named(DOUBLED.name)}) == {"form": doubled}
+    assert domain.given({"form": None}) == {"form": None}
+
+
+def test_a_name_that_no_callable_has_is_an_error() -> None:
+    """A name from a package that the rule has left behind is refused, with the names there are."""
+
+    def search(x: Vector, *, form: Form) -> None: ...
+
+    message = (
+        r"Parameter form: expected one of its callables \(kwtrace_toys.act.default, test_domains:doubled, "
+        r"aten.relu.default\), found module:gone; regenerate."
+    )
+    with pytest.raises(kt.LoadError, match=message):
+        read_domain(rule_of(search)).given({"form": kt.Named("module:gone")})
+    with pytest.raises(kt.LoadError, match=r"Parameter flag: expected one of its callables \(none\), found gone"):
+        AxisParameter("flag", (False, True)).given(kt.Named("gone"))
+
+
+def test_where_gets_callables_themselves() -> None:
+    """``where=`` decides on the callable, not on its name."""
+
+    def search(x: Vector, *, form: Form) -> None: ...
+
+    rule = rule_of(search, where=lambda form: form is doubled or form is ops.act)
+    assert points_of(rule) == [{"form": kt.Named("kwtrace_toys.act.default")}, {"form": DOUBLED}]
+
+
+def test_callables_without_a_domain_are_an_error() -> None:
+    """A plain ``Callable`` has no values to enumerate."""
+
+    def search(x: Vector, *, form: Callable[..., Tensor]) -> None: ...
+
+    assert error_of(search).startswith("Rule search, parameter form: expected a domain, found plain Callable; write ")
+
+
+def test_a_callable_without_a_stable_name_is_an_error() -> None:
+    """The error names rule and parameter."""
+
+    def search(x: Vector, *, form: Annotated[Callable[..., Tensor], kt.OneOf(doubled, lambda x: x)]) -> None: ...
+
+    message = error_of(search)
+    assert message.startswith("Rule search, parameter form: expected callables with a stable name in its domain")
 
 
 def test_an_optional_axis_has_none_as_its_last_value() -> None:

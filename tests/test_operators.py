@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from kwtrace import operators
-from kwtrace.library import ops  # noqa: F401 - registers torch.ops.kwtrace
+from kwtrace.library import ops
 
 aten = torch.ops.aten
 
@@ -31,6 +31,12 @@ aten = torch.ops.aten
 def test_a_name_resolves_to_the_operator_it_names(target: Any) -> None:
     """Names go both ways, for ATen, prims, custom operators and Python's own."""
     assert operators.resolve(operators.name_of(target)) is target
+
+
+def test_what_is_an_operator() -> None:
+    """An overload, a packet of overloads and what ``custom_op`` returns are; Python's own functions aren't."""
+    assert all(map(operators.is_operator, (aten.add.Tensor, aten.add, ops.act)))
+    assert not any(map(operators.is_operator, (operator.add, torch.add, "aten.add.Tensor", None)))
 
 
 def test_spellings_of_a_view_have_one_name() -> None:

@@ -7,6 +7,7 @@ from dataclasses import FrozenInstanceError, replace
 from enum import Enum
 from typing import Any
 
+import ops_for_tests as ops
 import pytest
 import torch
 from constants_for_tests import related
@@ -15,7 +16,13 @@ from hypothesis import strategies as st
 from test_source import pattern, with_argument
 
 from kwtrace.families import factor
-from kwtrace.patterns import Pattern, PatternSet, Slot, call, fill, map_leaves, op
+from kwtrace.patterns import Named, Pattern, PatternSet, Slot, call, fill, map_leaves, op
+
+
+class Kind(Enum):
+    """An Enum with a member that is called as a function is."""
+
+    written_out = 1
 
 
 def set_of(*values: Any, rule: str = "rule") -> PatternSet:
@@ -61,6 +68,42 @@ def test_select_compares_type_and_value(value: Any) -> None:
     (found,) = values_of(patterns.select(axis=value))
     assert type(found) is type(value)
     assert repr(found) == repr(value)
+
+
+def written_out(x: torch.Tensor) -> torch.Tensor:
+    """Be a callable that an axis may have as a value."""
+    return x
+
+
+def test_select_by_a_callable() -> None:
+    """A callable is found by itself, by its `Named`, short or not, and not by another one or by a text."""
+    name = f"{__name__}:written_out"
+    known = (Named("aten.relu.default"), Named("aten.relu"), Named("kwtrace_toys.act.default"), Named(name, "short"))
+    patterns = set_of(*known, name, None)
+    by_itself = (torch.ops.aten.relu.default, torch.ops.aten.relu, ops.act, written_out)
+    for named, function in zip(known, by_itself, strict=True):
+        assert values_of(patterns.select(axis=function)) == [named]
+        assert values_of(patterns.select(axis=named)) == [named]
+        assert values_of(patterns.select(axis=Named(named.name))) == [named]
+    assert values_of(patterns.select(axis=name)) == [name]
+    assert values_of(patterns.select(axis=None)) == [None]
+    for other in (torch.ops.aten.sigmoid.default, related, Named("other"), "short", Kind.written_out):
+        assert patterns.select(axis=other).families == ()
+
+
+def test_variants_show_callables_by_their_short_names() -> None:
+    """The name stands in a variant without quotes, the short one where there is one."""
+    patterns = set_of(Named("aten.relu.default"), Named("module:function", "function"))
+    assert [str(variant) for variant in patterns.variants] == [
+        "rule[axis=aten.relu.default, flag=True]",
+        "rule[axis=function, flag=True]",
+    ]
+
+
+def test_named_callables_count_in_the_digest() -> None:
+    """Sets that differ in the name of a callable have different digests."""
+    digests = {set_of(value).digest for value in (Named("a"), Named("b"), Named("a", "b"), "a", None)}
+    assert len(digests) == 5
 
 
 def test_union_holds_each_family_once() -> None:

@@ -29,7 +29,7 @@ def test_a_bare_decorator_takes_the_name_of_the_function() -> None:
     rule = kt.rule(search)
     assert (rule.name, rule.module) == ("search", __name__)
     assert (rule.stage, rule.modes, rule.devices) == ("joint", ("inference",), ("cpu", "cuda"))
-    assert (rule.where, rule.priority, rule.unused) == (None, 0, ())
+    assert (rule.where, rule.priority, rule.unused, rule.commutative) == (None, 0, (), False)
 
 
 def test_options_are_kept() -> None:
@@ -38,8 +38,9 @@ def test_options_are_kept() -> None:
     def where(**axes: Any) -> bool:
         return True
 
-    rule = kt.rule(name="mine", devices=["cpu"], where=where, priority=3, unused=["x"])(search)
+    rule = kt.rule(name="mine", devices=["cpu"], where=where, priority=3, unused=["x"], commutative=True)(search)
     assert (rule.name, rule.devices, rule.where, rule.priority, rule.unused) == ("mine", ("cpu",), where, 3, ("x",))
+    assert rule.commutative
 
 
 def test_calling_a_rule_runs_the_search_function() -> None:

@@ -26,6 +26,7 @@ from kwtrace.patterns import (
     Hole,
     In,
     Input,
+    Named,
     Op,
     Output,
     Pattern,
@@ -161,6 +162,17 @@ def test_a_value_that_no_text_gives_back_is_an_error(value: Any) -> None:
     """What isn't a constant is refused and shown."""
     with pytest.raises(RuleError, match="Expected a value that can be written as Python text, found "):
         render_value(value)
+
+
+def test_callables_are_written_by_name() -> None:
+    """A callable in the axes reads back equal, and nothing is imported for it but its `Named`."""
+    known = (Named("aten.relu.default"), Named("some.module:function", "function"), None, "function")
+    families = factor([replace(with_argument("v", i), axes=(("form", value),)) for i, value in enumerate(known)])
+    text = render_module("rule", families, "2.13")
+    assert exact(read_back(text)) == exact(families)
+    assert [dict(v.axes)["form"] for v in PatternSet(read_back(text)).variants] == list(known)
+    assert "import some" not in text
+    assert "Named('some.module:function', 'function')" in text
 
 
 def test_captures_and_conditions_are_written() -> None:
