@@ -13,7 +13,7 @@ from kwtrace import operators
 from kwtrace.constants import SYMBOLIC, capture, same_constant
 from kwtrace.matches import Mismatch
 from kwtrace.normal import View, is_tensor, number
-from kwtrace.patterns import Hole, In, MatchDevice, Op, Ref, Size, Slot, Value
+from kwtrace.patterns import Capture, Hole, In, MatchDevice, Op, Ref, Size, Slot, Value
 from kwtrace.values import same
 
 Pending = list[tuple[Op, fx.Node]]
@@ -49,9 +49,9 @@ class State:
 class Binder:
     """Binds operators, and what they need, into a state."""
 
-    def __init__(self, ops: Mapping[str, Op], kinds: Mapping[str, str], view: View, state: State) -> None:
-        """Take the skeleton's operators, the kinds of its captured parameters, the graph, and where to bind."""
-        self.ops, self.kinds, self.view, self.state = ops, kinds, view, state
+    def __init__(self, ops: Mapping[str, Op], captures: Mapping[str, Capture], view: View, state: State) -> None:
+        """Take the skeleton's operators, its captured parameters, the graph, and where to bind."""
+        self.ops, self.captures, self.view, self.state = ops, captures, view, state
 
     def bind(self, op: Op, node: fx.Node) -> None:
         """Bind ``op`` to ``node``, and what it needs, without recursion over deep graphs.
@@ -151,7 +151,7 @@ class Binder:
 
     def _bind_hole(self, hole: Hole, found: Any, owner: fx.Node) -> Pending:
         try:
-            value = capture(hole, self.kinds[hole.name], found, owner)
+            value = capture(hole, self.captures[hole.name], found, owner)
         except Mismatch as mismatch:
             return self.refuse(mismatch.law, owner, mismatch.words)
         kept = self.state.holes.setdefault(hole.name, value)

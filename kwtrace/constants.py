@@ -9,8 +9,8 @@ from torch import fx
 
 from kwtrace import derived
 from kwtrace.matches import require
-from kwtrace.normal import known_equal
-from kwtrace.patterns import Hole
+from kwtrace.normal import known, known_equal
+from kwtrace.patterns import Capture, Hole
 from kwtrace.values import same
 
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -22,16 +22,26 @@ _EXACT_INTS = 2**53
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def capture(hole: Hole, kind: str, found: Any, owner: fx.Node) -> Any:
+def capture(hole: Hole, parameter: Capture, found: Any, owner: fx.Node) -> Any:
     """Return what a captured parameter is bound to: a number of its kind, or the node of a symbolic one.
 
     Raises:
-        Mismatch: if there is something else in its place.
+        Mismatch: if there is something else in its place, or a value that has a variant of its own.
 
     """
-    if isinstance(found, fx.Node):
-        return _symbolic_capture(hole, kind, found, owner)
-    return _capture(hole, kind, found, owner)
+    read = _symbolic_capture if isinstance(found, fx.Node) else _capture
+    value = read(hole, parameter.kind, found, owner)
+    compared = value.meta["val"] if isinstance(value, fx.Node) else value
+    ordinary = not any(_may_be(compared, special) for special in parameter.special)
+    require(ordinary, 2, owner, lambda: f"{hole.name}: expected none of {parameter.special}, found {compared!r}")
+    return value
+
+
+def _may_be(value: Any, special: Any) -> bool:
+    """Tell whether a captured value is, or can't be proved not to be, a special one, whatever the sign of zero."""
+    if isinstance(value, SYMBOLIC):
+        return not known(value != special)
+    return bool(value == special) or same(value, special)
 
 
 def _symbolic_capture(hole: Hole, kind: str, found: fx.Node, owner: fx.Node) -> fx.Node:

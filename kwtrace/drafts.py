@@ -91,7 +91,7 @@ def to_pattern(
         inputs=inputs,
         dims=tuple(Dim(name, 1 if name in ones.dims else 2) for name in used),
         conditions=tuple(sorted(to_text(condition) for condition in base.conditions)),
-        captures=tuple(Capture(p.name, p.kind.__name__) for p in free),
+        captures=tuple(Capture(p.name, p.kind.__name__, p.special) for p in free),
         search=final.search,
         outputs=final.outputs,
         replacement=final.replacement,

@@ -17,7 +17,7 @@ from kwtrace.loading import as_pattern_set
 from kwtrace.matches import Match, Mismatch
 from kwtrace.matching import Matcher
 from kwtrace.normal import View
-from kwtrace.patterns import Op, PatternSet, Ref, Value, map_leaves
+from kwtrace.patterns import Capture, Op, PatternSet, Ref, Value, map_leaves
 from kwtrace.rewriting import Refusal, rewrite
 from kwtrace.sharing import share_sizes
 from kwtrace.values import same
@@ -181,7 +181,7 @@ def _tries(matcher: Matcher, view: View, op: Op, taken: set[fx.Node]) -> list[_T
 
 def _attempt(matcher: Matcher, view: View, op: Op, node: fx.Node) -> _Try | None:
     state = State()
-    binder = _Lenient(matcher.ops, matcher.kinds, view, state)
+    binder = _Lenient(matcher.ops, matcher.captures, view, state)
     binder.bind(op, node)
     refusals = binder.refusals
     if op is not matcher.anchor:
@@ -276,8 +276,8 @@ def _miss(found: _Try) -> Miss:
 class _Lenient(Binder):
     """Goes on after a refusal, and keeps it."""
 
-    def __init__(self, ops: Mapping[str, Op], kinds: Mapping[str, str], view: View, state: State) -> None:
-        super().__init__(ops, kinds, view, state)
+    def __init__(self, ops: Mapping[str, Op], captures: Mapping[str, Capture], view: View, state: State) -> None:
+        super().__init__(ops, captures, view, state)
         self.refusals: list[Mismatch] = []
 
     def refuse(self, law: int | None, node: fx.Node, words: Callable[[], str]) -> Pending:

@@ -158,7 +158,9 @@ def trace(*rules: Rule) -> PatternSet:
     """Return the patterns of ``rules``, traced here and now, with no files: for trying a rule out.
 
     Raises:
-        KwtraceError: if a declaration is wrong or a variant can't be traced.
+        RuleError: if a declaration is wrong.
+        TraceError: if a variant can't be traced, or the replacement ignores what tells two variants apart.
+        ConflictError: if two variants contradict each other.
 
     """
     _check_names(rules)
@@ -166,7 +168,7 @@ def trace(*rules: Rule) -> PatternSet:
     for rule in rules:
         result = generate_rule(rule)
         if result.failed:
-            raise KwtraceError(result.failed[0][1])
+            raise result.failed[0][1]
         found = found | PatternSet(result.families)
     return found
 
@@ -303,7 +305,7 @@ def _trace(
         rows,
         len(result.families),
         len(result.merged),
-        result.failed,
+        tuple((variant, str(error)) for variant, error in result.failed),
         time.perf_counter() - start,
     )
     return report, result if result.families else None

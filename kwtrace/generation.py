@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TypeVar
 
+from kwtrace.commuting import expand, order_key
 from kwtrace.domains import AxisParameter, Domain, enumerate_variants, read_domain
 from kwtrace.drafting import draft
 from kwtrace.drafts import Draft, to_pattern
-from kwtrace.errors import ConflictError, KwtraceError, LoadError, RuleError
+from kwtrace.errors import ConflictError, KwtraceError, LoadError, RuleError, TraceError
 from kwtrace.families import factor, replacement_key, search_key, skeleton_key
 from kwtrace.patterns import AtMatch, Family, Pattern, Variant
 from kwtrace.proving import Proof, Subject, describe_point, draft_at, join_points, prove
@@ -36,7 +38,7 @@ class RuleResult:
     variants: int
     families: tuple[Family, ...]
     merged: tuple[tuple[str, str], ...]
-    failed: tuple[tuple[str, str], ...]
+    failed: tuple[tuple[str, KwtraceError], ...]
     unmatched: tuple[tuple[str, str], ...]
 
 
@@ -105,9 +107,9 @@ def generate_rule(
         raise RuleError(msg)
     source: Rule | RuleReference = rule if executor is None else RuleReference(rule.module, rule.name)
     drafts: dict[Variant, Draft] = {}
-    failed: list[tuple[str, str]] = []
+    failed: list[tuple[str, KwtraceError]] = []
     for variant, found in zip(variants, _map(_draft_task, [(source, v) for v in variants], executor), strict=True):
-        if isinstance(found, str):
+        if isinstance(found, KwtraceError):
             failed.append((str(variant), found))
         else:
             drafts[variant] = found
@@ -120,7 +122,8 @@ def generate_rule(
         return RuleResult(rule.name, len(variants), (), tuple(merged), tuple(failed), ())
     bundles = [(source, bundle) for bundle in _bundle(rule, domain, [(v, drafts[v]) for v in kept])]
     results = list(_map(_prove_task, bundles, executor))
-    patterns = [pattern for found, _ in results for pattern in found]
+    proved = [pattern for found, _ in results for pattern in found]
+    patterns = [order for pattern in proved for order in expand(pattern)] if rule.commutative else proved
     unmatched = [pair for _, pairs in results for pair in pairs]
     order = {variant.axes: place for place, variant in enumerate(variants)}
     families = factor(sorted(patterns, key=lambda p: (len(p.search) + len(p.inputs), order[p.axes], repr(p.dims))))
@@ -143,31 +146,32 @@ def _load(source: Rule | RuleReference) -> Rule:
     return source if isinstance(source, Rule) else source.load()
 
 
-def _draft_task(task: tuple[Rule | RuleReference, Variant]) -> Draft | str:
+def _draft_task(task: tuple[Rule | RuleReference, Variant]) -> Draft | KwtraceError:
     rule = _load(task[0])
     try:
         return draft(rule, read_domain(rule), task[1])
     except KwtraceError as error:
-        return str(error)
+        return error
 
 
 def _compare(
     rule: Rule, domain: Domain, drafts: dict[Variant, Draft]
-) -> tuple[list[Variant], list[tuple[str, str]], list[tuple[str, str]]]:
+) -> tuple[list[Variant], list[tuple[str, str]], list[tuple[str, KwtraceError]]]:
     """Merge variants with equal graphs; refuse all of those with one search graph and different replacements."""
     groups: dict[Hashable, dict[Variant, Hashable]] = {}
     for variant, found in drafts.items():
         pattern = to_pattern(rule, domain, variant, found, Point())
-        groups.setdefault(search_key(pattern), {})[variant] = replacement_key(pattern)
+        key = order_key(pattern) if rule.commutative else search_key(pattern)
+        groups.setdefault(key, {})[variant] = replacement_key(pattern)
     kept: list[Variant] = []
     merged: list[tuple[str, str]] = []
-    conflicts: list[tuple[str, str]] = []
+    conflicts: list[tuple[str, KwtraceError]] = []
     for replacements in groups.values():
         first, *others = replacements
         different = [other for other in others if replacements[other] != replacements[first]]
         if different:
             pairs = [(first, different[0]), *((other, first) for other in others)]
-            conflicts += [(str(one), str(_conflict(one, other))) for one, other in pairs]
+            conflicts += [(str(one), _conflict(one, other)) for one, other in pairs]
             continue
         kept.append(first)
         merged += [(str(other), str(first)) for other in others]
@@ -241,21 +245,24 @@ def _group(rule: Rule, domain: Domain, point: Point, items: list[_Item]) -> list
     return list(groups.values())
 
 
-def _unused_axes(rule: Rule, domain: Domain, drafts: list[Draft], variants: list[Variant]) -> list[tuple[str, str]]:
-    """Find axes that change the search graph but never the replacement graph."""
-    found = []
+def _unused_axes(
+    rule: Rule, domain: Domain, drafts: list[Draft], variants: list[Variant]
+) -> list[tuple[str, KwtraceError]]:
+    """Find axes of which two values change the search graph but not the replacement graph."""
+    found: list[tuple[str, KwtraceError]] = []
     patterns = [to_pattern(rule, domain, v, d, Point()) for v, d in zip(variants, drafts, strict=True)]
     for parameter in domain.parameters:
         if not isinstance(parameter, AxisParameter) or parameter.name in rule.unused or len(parameter.values) == 1:
             continue
-        pairs = list(_differing_only_in(parameter.name, patterns))
-        if pairs and all(replacement_key(a) == replacement_key(b) for a, b in pairs):
-            a, b = (Variant(rule.name, p.axes) for p in pairs[0])
+        pairs = _differing_only_in(parameter.name, patterns)
+        alike = next(((a, b) for a, b in pairs if replacement_key(a) == replacement_key(b)), None)
+        if alike is not None:
+            a, b = (Variant(rule.name, p.axes) for p in alike)
             message = (
                 f"Rule {rule.name}, parameter {parameter.name}: expected the replacement to depend on it as the search "
                 f"function does, found one replacement for {a} and {b}; use it or declare it in unused=."
             )
-            found.append((str(b), message))
+            found.append((str(b), TraceError(message)))
     return found
 
 
@@ -267,5 +274,4 @@ def _differing_only_in(name: str, patterns: list[Pattern]) -> Iterator[tuple[Pat
         rest = tuple((axis, value) for axis, value in pattern.axes if axis != name)
         groups.setdefault(repr(rest), []).append(pattern)
     for members in groups.values():
-        for other in members[1:]:
-            yield members[0], replace(other)
+        yield from itertools.combinations(members, 2)

@@ -33,7 +33,7 @@ class Matcher:
         self.anchor = self.ops[skeleton.outputs[0].value.name]
         self.required = frozenset(op.target for op in skeleton.search)
         self.steps = plan((i.name, i.dims) for i in skeleton.inputs) or ()
-        self.kinds = {capture.name: capture.kind for capture in skeleton.captures}
+        self.captures = {capture.name: capture for capture in skeleton.captures}
         self.keyed = self._keyed_columns()
         places = [family.columns.index(column) for column in self.keyed]
         self.rows = {tuple(exact_key(row[i]) for i in places): row for row in family.rows}
@@ -58,7 +58,7 @@ class Matcher:
 
         """
         state = State()
-        Binder(self.ops, self.kinds, view, state).bind(self.anchor, node)
+        Binder(self.ops, self.captures, view, state).bind(self.anchor, node)
         state = self._bind_outputs(view, state)
         self.read_inputs(state)
         row = self._find_row(state)
@@ -124,7 +124,7 @@ class Matcher:
         for node in self._candidates(view, op, state):
             attempt = state.copy()
             try:
-                Binder(self.ops, self.kinds, view, attempt).bind(op, node)
+                Binder(self.ops, self.captures, view, attempt).bind(op, node)
             except Mismatch:
                 continue
             return attempt

@@ -66,7 +66,7 @@ def make_entry(result: RuleResult, text: str, module: str, source: str, axes: di
         digest=PatternSet(result.families).digest,
         sha256=checksum(text),
         merged=[list(pair) for pair in result.merged],
-        failed=[list(pair) for pair in result.failed],
+        failed=[[variant, str(error)] for variant, error in result.failed],
         unmatched=[list(pair) for pair in result.unmatched],
         operators={name: schema_of(name) for name in operator_names(result.families)},
         verified=["dtype, size and device of the outputs, symbolically"],

@@ -17,6 +17,7 @@ from kwtrace.materialising import Materialiser
 from kwtrace.normal import View, same_sizes
 from kwtrace.patterns import AtMatch, Graph, Hole, In, MatchDevice, Ref, Size, fill
 from kwtrace.restriding import Restriding, restride, same_strides
+from kwtrace.scaling import scaled_operand
 from kwtrace.tracing_at_match import trace_replacement
 
 _OWN_META = frozenset({"val", "tensor_meta", "unbacked_bindings", "eager_input_vals", "example_value"})
@@ -93,11 +94,21 @@ class _Writer:
             args = tuple(self._value(value) for value in call.args)
             kwargs = {name: self._value(value) for name, value in call.kwargs}
             bound = operators.bind(target, args, kwargs)
-            laid_out = {name: self._laid_out(call.target, name, value) for name, value in bound.items()}
+            scaled = self._scaled(call.target, bound)
+            laid_out = {name: self._laid_out(call.target, name, value) for name, value in scaled.items()}
             args, kwargs = operators.unbind(target, laid_out) if laid_out != bound else (args, kwargs)
+            _check_numbers(target, laid_out)
             args, kwargs = operators.without_defaults(target, args, kwargs)
             self.values[call.name] = self._add(target, args, kwargs)
         return tuple(self._value(value) for value in replacement.outputs)
+
+    def _scaled(self, target: str, bound: Mapping[str, Any]) -> Mapping[str, Any]:
+        found = scaled_operand(target)
+        if found is None or not isinstance(bound[found[0]], fx.Node):
+            return bound
+        scale, operand = found
+        product = self._add(torch.ops.aten.mul.Tensor, (bound[operand], bound[scale]), {})
+        return {**bound, operand: product, scale: 1.0}
 
     def _laid_out(self, target: str, argument: str, value: Any) -> Any:
         if not isinstance(value, fx.Node) or not must_copy(target, argument, value.meta.get("val")):
@@ -140,6 +151,20 @@ class _Writer:
         if isinstance(value, MatchDevice):
             return next(iter(self.match.tensors.values())).device
         return fill(value, self.cells)
+
+
+def _check_numbers(target: Any, bound: Mapping[str, Any]) -> None:
+    """Refuse a symbolic number where an operator takes a plain one: torch would guard on its value.
+
+    Raises:
+        TypeError: naming the argument.
+
+    """
+    plain = operators.plain_numbers_of(target)
+    for name, value in bound.items():
+        if name in plain and isinstance(value, fx.Node):
+            msg = f"the symbolic number {value} for {name} of {target}, which takes a plain one"
+            raise TypeError(msg)
 
 
 def _last_output(match: Match) -> fx.Node:

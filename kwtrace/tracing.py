@@ -40,8 +40,9 @@ _TORCH = str(Path(torch.__file__).parent) + os.sep
 _SYMPY = str(Path(sympy.__file__).parent) + os.sep
 _CONVERSIONS = frozenset({"__bool__", "__int__", "__index__", "__float__"})
 
-HINTS = (3, 5, 7, 11, 13, 17, 19, 23, 37, 41, 43, 47, 53, 59, 61, 67)
-"""Sizes of the named dims: distinct, and no multiples of each other, so that no accidental equality becomes a guard."""
+HINTS = (521, 523, 541, 547, 557, 563, 569, 571, 577, 587, 593, 599, 601, 607, 613, 617)
+"""Sizes of the named dims: primes, so that no accidental equality becomes a guard, and so large that the usual parts of
+them (``n // 128``) are no 0 or 1, which torch would take for the size itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +222,7 @@ def check_signature(function: Callable[..., Any], rule: Rule, domain: Domain) ->
 
 def _constant(parameter: Parameter, axes: Mapping[str, Any], sample: Mapping[str, Any]) -> Any:
     if isinstance(parameter, AxisParameter):
-        return axes[parameter.name]
+        return parameter.given(axes[parameter.name])
     if isinstance(parameter, TiedParameter):
         return axes[parameter.variable.name]
     if isinstance(parameter, CapturedParameter):

@@ -23,8 +23,8 @@ import kwtrace as kt
 T = kt.DTypes("T", torch.float32, torch.bfloat16, torch.float16)
 M = kt.DTypes("M", torch.float32, torch.bfloat16, torch.float16)
 
-Scale = Annotated[float, kt.Captured(special=(1.0,))]
-ScaleBy = Literal["*", "/"]
+Scale = Annotated[float, kt.Captured(special=(0.0, math.inf, -math.inf, math.nan))]
+ScaleBy = Literal["*", "/", "none"]
 Fill = Literal["-inf", "lowest"]
 
 
@@ -34,13 +34,14 @@ def is_wanted(
     """Say which combinations exist: one mask and one scale at most, and no axis that changes nothing.
 
     A float16 score plus the lowest float16 is not the lowest float16 in the float32 that fused kernels compute in, so
-    rows that are wholly hidden would differ: that combination is left out.
+    rows that are wholly hidden would differ: that combination is left out. So are scales that make scores infinite or
+    NaN, where fused kernels yield 0 instead of NaN.
     """
+    if isinstance(scale, float):
+        return False
     if (mask and M not in (T, torch.float32)) or (mask and hidden):
         return False
-    if (factor or scale == 1.0) and scale_by == "/":
-        return False
-    if factor and (scale != 1.0 or hidden):
+    if factor and (scale_by != "none" or hidden):
         return False
     return fill != "lowest" or (hidden and T is not torch.float16)
 
@@ -61,7 +62,7 @@ def attend(
     scores = torch.matmul(q, k.transpose(-2, -1))
     if factor is not None:
         scores = scores * factor
-    elif scale != 1.0:
+    elif scale_by != "none":
         scores = scores * scale if scale_by == "*" else scores / scale
     if mask is not None:
         scores = scores + mask
@@ -84,12 +85,15 @@ def attend_fused(
     fill: str,
     grouped: bool,
 ) -> Tensor:
-    """Return the same in one operator; with ``grouped``, k and v may have fewer heads than q."""
+    """Return the same in one operator; with ``grouped``, k and v may have fewer heads than q.
+
+    ``scale`` is of no account where ``scale_by`` is ``"none"``.
+    """
     if hidden is not None:
         mask = torch.where(hidden, _fill_value(fill, q.dtype), 0.0).to(q.dtype)
     if factor is not None:
         q = q * factor
-    number = scale if scale_by == "*" else 1 / scale
+    number = 1.0 if scale_by == "none" else scale if scale_by == "*" else 1 / scale
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=number, enable_gqa=grouped)
 
 
@@ -99,7 +103,7 @@ def repeat_heads(x: Tensor, times: Any) -> Tensor:
     return x[:, :, None, :, :].expand(b, g, times, t, d).reshape(b, g * times, t, d)
 
 
-@kt.rule(where=is_wanted)
+@kt.rule(where=is_wanted, unused=("scale",))
 def attention(
     q: Annotated[Tensor, kt.Shape("b h s d>1"), T],
     k: Annotated[Tensor, kt.Shape("b h t d>1"), T],
@@ -132,7 +136,7 @@ def _(
     return attend_fused(q, k, v, mask, hidden, factor, scale=scale, scale_by=scale_by, fill=fill, grouped=False)
 
 
-@kt.rule(where=is_wanted)
+@kt.rule(where=is_wanted, unused=("scale",))
 def attention_grouped(
     q: Annotated[Tensor, kt.Shape("b g*n>1 s d>1"), T],
     k: Annotated[Tensor, kt.Shape("b g t d>1"), T],
