@@ -67,6 +67,8 @@ class Lowering:
 
         """
         wanted = self._reachable()
+        for node in wanted - self.inputs.keys():
+            self._check_call(node)
         nodes = [n for n in self.traced.graph.nodes if n.op == "call_function" and n in wanted and is_tensor(n)]
         calls = [self._call(node) for node in nodes]
         self._check_lost()

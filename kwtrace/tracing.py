@@ -238,10 +238,9 @@ def _run(call: Callable[..., Any], fake_mode: FakeTensorMode, tensors: list[torc
         kept.append(result)
         return tuple(result) if isinstance(result, tuple | list) else (result,)
 
-    tracer = make_fx(outputs, select_decomp_table(), tracing_mode="symbolic")
     try:
         with fake_mode, enable_python_dispatcher():
-            graph: fx.Graph = tracer(*tensors).graph
+            graph = make_graph(outputs, tensors)
     except (Exception, SystemExit) as error:
         msg = f"{where}: expected it to trace, found {type(error).__name__}: {_first_line(error)}"
         raise TraceError(msg) from error
@@ -250,6 +249,25 @@ def _run(call: Callable[..., Any], fake_mode: FakeTensorMode, tensors: list[torc
         msg = f"{where}: expected it to return a tensor or a tuple of tensors, found {type(kept[-1]).__name__}."
         raise TraceError(msg)
     return graph
+
+
+def make_graph(function: Callable[..., Any], tensors: list[torch.Tensor]) -> fx.Graph:
+    """Trace a function on fake tensors as torch.compile does: decomposed, with no mutation of what the trace has made."""
+    traced = _make(function, tensors)
+    if any(_mutates(node) for node in traced.graph.nodes):
+        traced = _make(torch.func.functionalize(traced, remove="mutations"), tensors)
+    return traced.graph
+
+
+def _make(function: Callable[..., Any], tensors: list[torch.Tensor]) -> fx.GraphModule:
+    traced: fx.GraphModule = make_fx(function, select_decomp_table(), tracing_mode="symbolic")(*tensors)
+    return traced
+
+
+def _mutates(node: fx.Node) -> bool:
+    """Tell whether a node mutates a tensor: torch's composite operators (``rms_norm``) do so to what they have made."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
 
 
 def _is_asked_outside_torch() -> bool:

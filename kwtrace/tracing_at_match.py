@@ -10,14 +10,12 @@ import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._inductor import config
-from torch._inductor.decomposition import select_decomp_table
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from kwtrace.domains import read_domain
 from kwtrace.fakes import own_value
 from kwtrace.generation import find_rule
 from kwtrace.surroundings import shielded
-from kwtrace.tracing import caller
+from kwtrace.tracing import caller, make_graph
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from kwtrace.matches import Match
 
 _LIMIT = 256
-_traced: dict[Hashable, tuple[fx.GraphModule, tuple[str, ...]]] = {}
+_traced: dict[Hashable, tuple[fx.Graph, tuple[str, ...]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +45,13 @@ def trace_replacement(match: Match, mode: FakeTensorMode) -> TracedReplacement:
         if len(_traced) >= _LIMIT:
             _traced.clear()
         _traced[key] = (_trace(match, mode, inputs), tuple(inputs))
-    module, names = _traced[key]
-    placeholders = tuple(node for node in module.graph.nodes if node.op == "placeholder")
-    output = next(node for node in module.graph.nodes if node.op == "output")
-    return TracedReplacement(module.graph, placeholders, tuple(inputs[name] for name in names), tuple(output.args[0]))
+    graph, names = _traced[key]
+    placeholders = tuple(node for node in graph.nodes if node.op == "placeholder")
+    output = next(node for node in graph.nodes if node.op == "output")
+    return TracedReplacement(graph, placeholders, tuple(inputs[name] for name in names), tuple(output.args[0]))
 
 
-def _trace(match: Match, mode: FakeTensorMode, inputs: dict[str, fx.Node]) -> fx.GraphModule:
+def _trace(match: Match, mode: FakeTensorMode, inputs: dict[str, fx.Node]) -> fx.Graph:
     rule = find_rule(match.family.skeleton.module, match.rule)
     axes = dict(match.variant.axes)
     function = rule.replacements[axes["device"]].function
@@ -68,9 +66,9 @@ def _trace(match: Match, mode: FakeTensorMode, inputs: dict[str, fx.Node]) -> fx
     with shielded():
         values = [own_value(node, mode) for node in inputs.values()]
         with mode, enable_python_dispatcher():
-            traced = make_fx(outputs, select_decomp_table(), tracing_mode="symbolic")(*values)
-    traced.graph.eliminate_dead_code()
-    return traced
+            graph = make_graph(outputs, values)
+    graph.eliminate_dead_code()
+    return graph
 
 
 def _key(match: Match) -> Hashable:

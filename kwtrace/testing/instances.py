@@ -9,9 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
-from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from kwtrace.domains import read_domain, samples
@@ -19,7 +17,7 @@ from kwtrace.patterns import Family, Value, Variant, fill
 from kwtrace.rules import Rule
 from kwtrace.sizes import condition, evaluator
 from kwtrace.surroundings import clean_surroundings
-from kwtrace.tracing import caller
+from kwtrace.tracing import caller, make_graph
 
 DISTINCT = (3, 4, 5, 7, 6, 9, 8, 10, 11, 13, 14, 15)
 """Sizes of dims, by order of their names: no two alike, so that each stands at its own place only."""
@@ -79,7 +77,7 @@ def trace_search(
     call = caller(rule.function, rule, read_domain(rule), dict(axes), tuple(inputs), dict(captured))
     with clean_surroundings(), mode, enable_python_dispatcher():
         fakes = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in inputs.values()]
-        graph = make_fx(_as_tuple(call), select_decomp_table())(*fakes).graph
+        graph = make_graph(_as_tuple(call), fakes)
     graph.eliminate_dead_code()
     return graph
 
