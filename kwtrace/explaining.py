@@ -53,9 +53,10 @@ def explain_graph(graph: fx.Graph, patterns: PatternSet) -> Explanation:
     matchers = [Matcher(family) for family in patterns.families if not missing_operators(family)]
     view = View(graph)
     found = [match for matcher in matchers for match in _matches(matcher, view)]
-    chosen = Engine(patterns).find(graph)
-    kept = [match for match in found if _identity(match) in set(map(_identity, chosen))]
-    refused = _refusals(graph, patterns)
+    engine = Engine(patterns)
+    chosen = {_identity(match) for match in engine.find(graph)}
+    kept = [match for match in found if _identity(match) in chosen]
+    refused = _refusals(graph, engine, len(chosen))
     by_node = {node: match for match in kept if _place(match) not in refused for node in match.nodes}
     rules = {}
     for rule in patterns.rules:
@@ -95,11 +96,11 @@ def _place(match: Match) -> str:
     return match.outputs[0].name
 
 
-def _refusals(graph: fx.Graph, patterns: PatternSet) -> dict[str, str]:
-    """Return, by output, why a match can't be rewritten; it is tried on copies of the graph."""
+def _refusals(graph: fx.Graph, engine: Engine, count: int) -> dict[str, str]:
+    """Return, by output, why a match can't be rewritten; each of ``count`` is tried on a copy of the graph."""
     refused = {}
-    for place in range(len(Engine(patterns).find(graph))):
-        match = Engine(patterns).find(_copy(graph))[place]
+    for place in range(count):
+        match = engine.find(_copy(graph))[place]
         name = _place(match)
         result = rewrite(match)
         if isinstance(result, Refusal):

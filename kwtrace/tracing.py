@@ -252,7 +252,7 @@ def _run(call: Callable[..., Any], fake_mode: FakeTensorMode, tensors: list[torc
 
 
 def make_graph(function: Callable[..., Any], tensors: list[torch.Tensor]) -> fx.Graph:
-    """Trace a function on fake tensors as torch.compile does: decomposed, with no mutation of what the trace has made."""
+    """Trace a function on fake tensors as torch.compile does: decomposed, and with no mutation of what it has made."""
     traced = _make(function, tensors)
     if any(_mutates(node) for node in traced.graph.nodes):
         traced = _make(torch.func.functionalize(traced, remove="mutations"), tensors)

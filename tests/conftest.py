@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # the tests' own processes are enough
 
 import pytest
 import torch

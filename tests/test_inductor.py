@@ -9,16 +9,16 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import torch
-from graphs import targets, traced
+from graphs import assert_as_exact, targets, traced
 from torch import Tensor, fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
-from toys import bounded_rule, patterns, scaled_rule
+from torch.nn.functional import rms_norm
+from toys import normed
 
 import kwtrace as kt
 import patterns_gen
@@ -54,65 +54,6 @@ def made(patterns: Any, *before: Any) -> inductor.KwtracePass:
 def function(a: Tensor, b: Tensor) -> Tensor:
     """Return what the tutorial rule searches for."""
     return ops.act(torch.mm(a, b), negate=True)
-
-
-def test_the_uuid_tells_contents_apart(shipped: kt.PatternSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other patterns, versions, earlier passes or switches are another uuid; the same content is the same."""
-    monkeypatch.delenv("KWTRACE_DISABLE", raising=False)
-    one = shipped.select("mm_act", negate=True)
-    passes = [
-        made(shipped),
-        made(one),
-        made(shipped.select("mm_act", negate=False)),
-        made(kt.PatternSet()),
-        made(patterns(scaled_rule)),
-        made(one, Earlier("a")),
-        made(one, Earlier("b")),
-        made(one, Earlier("a"), Earlier("b")),
-        made(one, Earlier("b"), Earlier("a")),
-    ]
-    found = [each.uuid() for each in passes]
-    assert None not in found
-    assert len(set(map(repr, found))) == len(found)
-    assert made(shipped.select("mm_act", negate=True)).uuid() == passes[1].uuid()
-    assert made(patterns_gen).uuid() == passes[0].uuid()
-    for name, value in (("KWTRACE_DISABLE", "mm_act"), ("KWTRACE_DISABLE", "1")):
-        monkeypatch.setenv(name, value)
-        found.append(passes[0].uuid())
-    monkeypatch.delenv("KWTRACE_DISABLE")
-    monkeypatch.setattr(kt, "__version__", "another")
-    found.append(passes[0].uuid())
-    monkeypatch.setattr(torch, "__version__", "2.13.99")
-    found.append(passes[0].uuid())
-    assert len(set(map(repr, found))) == len(found)
-
-
-def test_the_uuid_covers_captured_constants_by_type() -> None:
-    """Two sets that differ only in a constant's type or sign are two contents."""
-    (family,) = patterns(scaled_rule).families
-    uuids = []
-    for value in (1, 1.0, True, 0.0, -0.0, "1"):
-        axes = (*family.skeleton.axes, ("x", value))
-        uuids.append(made(kt.PatternSet((replace(family, skeleton=replace(family.skeleton, axes=axes)),))).uuid())
-    assert len(set(map(repr, uuids))) == len(uuids)
-
-
-def test_the_uuid_covers_the_code_of_a_replacement_traced_at_the_match(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the replacement isn't in the generated content, its source is part of the uuid."""
-    before = made(patterns(bounded_rule)).uuid()
-    monkeypatch.setattr(inductor, "_contents", {})
-    assert made(patterns(bounded_rule)).uuid() == before
-    other = replace(bounded_rule.replacements["cpu"], function=lambda x, *, alpha: torch.tanh(x) * alpha)
-    monkeypatch.setitem(bounded_rule.replacements, "cpu", other)
-    monkeypatch.setattr(inductor, "_contents", {})
-    assert made(patterns(bounded_rule)).uuid() != before
-
-
-@pytest.mark.parametrize("earlier", [lambda graph: None, Earlier(None)], ids=["a function", "a pass without uuid"])
-def test_an_earlier_pass_without_a_uuid_turns_caching_off(shipped: kt.PatternSet, earlier: Any) -> None:
-    """What can't be identified can't be cached: the uuid is None, which tells Inductor not to."""
-    assert made(shipped, earlier).uuid() is None
-    assert made(shipped, Earlier("a"), made(shipped, earlier)).uuid() is None
 
 
 def test_earlier_passes_run_first_and_in_order(shipped: kt.PatternSet) -> None:
@@ -314,3 +255,27 @@ def test_the_fx_graph_cache_stays_right(tmp_path: Path) -> None:
     for other in (changed, disabled):
         assert (other["right"], other["called"], other["hits"], other["count"]) == (True, ["kwtrace::act"], 0, 0)
         assert other["uuid"] != first["uuid"]
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_composite_operator_that_mutates_inside_is_fused() -> None:
+    """``rms_norm`` decomposes with a mutation of what it has made; a compile's graph has none, and so has the trace."""
+
+    @kt.rule(name="normed", devices=("cpu",))
+    def rule(
+        x: Annotated[Tensor, kt.Shape("m>1 n>1"), torch.float32], w: Annotated[Tensor, kt.Shape("n"), torch.float32]
+    ) -> Tensor:
+        return rms_norm(x, (x.shape[-1],), w, 0.125)
+
+    @rule.replacement
+    def _(x: Tensor, w: Tensor) -> Tensor:
+        return normed(x, w)
+
+    seen: list[str] = []
+    options = kt.options(kt.trace(rule), post_grad_custom_pre_pass=lambda graph: seen.extend(targets(graph)))
+    x, w = torch.randn(6, 8), torch.randn(8)
+    with torch.no_grad():
+        found = torch.compile(lambda x, w: rms_norm(x, (8,), w, 0.125), options=options)(x, w)
+    assert seen == ["kwtoys.normed.default"]
+    assert torch.equal(found, normed(x, w))
+    assert_as_exact(found, rms_norm(x, (8,), w, 0.125), rms_norm(x.double(), (8,), w.double(), 0.125))

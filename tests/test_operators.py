@@ -117,7 +117,7 @@ def test_a_node_is_never_a_default() -> None:
         (torch.ops.kwtrace.act.default, False),
         (print, True),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_what_no_match_may_cross(target: Any, expected: bool) -> None:
     """Operators that mutate, and functions of which nothing is known, are boundaries; pure ones aren't."""

@@ -117,7 +117,9 @@ def test_constants_are_constants(value: Any) -> None:
     assert is_constant(value)
 
 
-@pytest.mark.parametrize("value", [[1], {}, {1}, object(), torch.zeros(1), (1, [2]), int, len], ids=str)
+@pytest.mark.parametrize(
+    "value", [[1], {}, {1}, object(), torch.zeros(1), (1, [2]), int, len], ids=lambda v: type(v).__name__
+)
 def test_other_values_are_no_constants(value: Any) -> None:
     """Mutable things, objects and functions may not, not even within a tuple."""
     assert not is_constant(value)
