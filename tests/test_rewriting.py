@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable
 from operator import getitem
 from typing import Any
 
 import pytest
 import torch
-from graphs import calls, hand_written, only, run_checked, targets, traced
+from graphs import assert_as_exact, calls, hand_written, only, run_checked, targets, traced
 from torch import Tensor, fx
 from toys import (
     bounded_rule,
@@ -20,7 +19,6 @@ from toys import (
     patterns,
     scaled_add_rule,
     scaled_rule,
-    strided_rule,
     topk_rule,
 )
 
@@ -33,30 +31,6 @@ MODES = ["real", "fake", "symbolic"]
 def rewritten(module: fx.GraphModule, *rules: kt.Rule) -> int:
     """Rewrite ``module`` with some rules; return how often they fired."""
     return kt.apply(module, patterns(*rules)).count
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_new_nodes_say_what_they_yield(mode: Any) -> None:
-    """Dtype, size, device and strides in the metadata of every node are those of running the graph."""
-    x, y = torch.randn(3, 4), torch.randn(3, 4)
-    module = traced(lambda x, y: (torch.exp(x) * 0.5 + y).sin(), x, y, mode=mode)
-    assert rewritten(module, scaled_add_rule) == 1
-    assert targets(module) == ["kwtoys.scaled_exp_add.default", "aten.sin.default"]
-    assert torch.equal(run_checked(module, x, y), (torch.exp(x) * 0.5 + y).sin())
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_stack_trace_and_recompute_tags_survive(mode: Any) -> None:
-    """New nodes carry the replaced output's metadata, other than what describes its value."""
-    module = traced(lambda x: torch.exp(x) * 0.5, torch.randn(3, 4), mode=mode)
-    node = only(module, aten.mul.Tensor)
-    kept = {"stack_trace": "File model.py, line 1", "recompute": "must_save", "ac_graph_id": 7, "custom": {"a": 1}}
-    node.meta.update(kept)
-    node.meta["tensor_meta"] = "of the old node"
-    assert rewritten(module, scaled_rule) == 1
-    found = only(module, "kwtoys.scaled_exp.default").meta
-    assert {key: found.get(key) for key in kept} == kept
-    assert found.get("tensor_meta") != "of the old node"
 
 
 def test_metadata_of_a_new_node_is_its_own() -> None:
@@ -124,42 +98,6 @@ ORDERS = list(itertools.permutations(range(2)))
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("order", ORDERS, ids=str)
-def test_two_outputs_computed_in_any_order(order: tuple[int, ...], mode: Any) -> None:
-    """A rule with two outputs matches whichever the graph computes first; each is used where it was."""
-
-    def function(x: Tensor) -> list[Tensor]:
-        results = {}
-        for place in order:
-            results[place] = x.amax(-1) if place == 0 else x.amin(-1)
-        return [results[0].sin(), results[1].cos()]
-
-    x = torch.randn(3, 4)
-    module = traced(function, x, mode=mode)
-    assert rewritten(module, bounds_rule) == 1
-    assert len(calls(module, "kwtoys.bounds.default")) == 1
-    assert all(torch.equal(a, b) for a, b in zip(run_checked(module, x), function(x), strict=True))
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("order", ORDERS, ids=str)
-def test_an_output_used_before_the_other_is_computed(order: tuple[int, ...], mode: Any) -> None:
-    """Where the first output already has a user before the second output, the graph stays valid, rewritten or not."""
-
-    def function(x: Tensor) -> list[Tensor]:
-        results: dict[int, Tensor] = {}
-        for place in order:
-            results[place] = (x.amax(-1) if place == 0 else x.amin(-1)).sin()
-        return [results[0], results[1]]
-
-    x = torch.randn(3, 4)
-    module = traced(function, x, mode=mode)
-    kt.apply(module, patterns(bounds_rule))
-    module.graph.lint()
-    assert all(torch.equal(a, b) for a, b in zip(run_checked(module, x), function(x), strict=True))
-
-
-@pytest.mark.parametrize("mode", MODES)
 def test_both_results_of_an_operator_that_returns_two(mode: Any) -> None:
     """``topk`` and what is done with its two results is one match, with two outputs of two dtypes."""
 
@@ -199,22 +137,6 @@ def test_one_output_of_two_is_no_match(which: int) -> None:
     assert rewritten(module, topk_rule) == 0
 
 
-def test_one_output_feeding_the_other_s_input_is_no_match() -> None:
-    """An input that is computed from one of the outputs can't be there before both are: the graph is left as it is."""
-
-    def function(x: Tensor) -> tuple[Tensor, Tensor]:
-        largest = x.amax(-1)
-        return largest, x + largest[:, None].sin().expand(3, 4).cos()
-
-    x, y = torch.randn(3, 4), torch.randn(3, 4)
-    module = traced(linked_rule.function, x, y)
-    assert rewritten(module, linked_rule) == 1
-    assert all(torch.equal(a, b) for a, b in zip(run_checked(module, x, y), linked_rule(x, y), strict=True))
-    module = traced(function, x)
-    assert rewritten(module, linked_rule) == 0
-    assert all(torch.equal(a, b) for a, b in zip(run_checked(module, x), function(x), strict=True))
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_an_input_computed_between_two_outputs(mode: Any) -> None:
     """An input may be computed after the first output, as long as it doesn't need it."""
@@ -241,45 +163,6 @@ def test_a_replacement_may_need_the_sizes_of_its_inputs(mode: Any) -> None:
     if mode == "symbolic":
         other = torch.randn(9, 4)
         assert torch.equal(module(other), torch.exp(other) - 1)
-
-
-VIEWS: dict[str, Callable[[Tensor], Any]] = {
-    "view": lambda y: y.view(y.shape[0] * y.shape[1]),
-    "view after sin": lambda y: y.sin().view(y.shape[0] * y.shape[1]),
-    "view after two": lambda y: y.sin().neg().view(y.shape[0] * y.shape[1]) * 2,
-    "view of the transposed": lambda y: y.sin().t().reshape(y.shape[0] * y.shape[1]) + 1,
-    "view after split": lambda y: [part.view(part.shape[0] * part.shape[1]) for part in y.sin().split(2, 0)],
-    "view after topk": lambda y: torch.topk(y.sin(), 2, 0)[0].view(2 * y.shape[1]),
-    "view of unbind": lambda y: [part.view(2, -1) for part in y.unbind(0)],
-    "as_strided": lambda y: torch.as_strided(y, (3,), (1,)),
-    "contiguous": lambda y: y.contiguous().view(y.shape[0] * y.shape[1]),
-}
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("use", VIEWS.values(), ids=VIEWS.keys())
-def test_views_stay_runnable_when_strides_change(use: Callable[[Tensor], Any], mode: Any) -> None:
-    """A replacement may yield other strides: what follows runs, yields the same, and says what it yields."""
-
-    def function(x: Tensor) -> Any:
-        return use(torch.cos(x) + 1)
-
-    x = torch.randn(4, 6)
-    module = traced(function, x, mode=mode)
-    kt.apply(module, patterns(strided_rule))
-    found, expected = run_checked(module, x), function(x)
-    pairs = zip(found, expected, strict=True) if isinstance(expected, list) else [(found, expected)]
-    assert all(torch.equal(a, b) for a, b in pairs)
-
-
-def test_a_rule_that_changes_strides_fires() -> None:
-    """Other strides are no reason not to rewrite."""
-    x = torch.randn(4, 6)
-    module = traced(lambda x: (torch.cos(x) + 1) * 2, x)
-    assert rewritten(module, strided_rule) == 1
-    assert only(module, "kwtoys.strided.default").meta["val"].stride() == (1, 4)
-    assert only(module, aten.mul.Tensor).meta["val"].stride() == (1, 4)
-    assert torch.equal(run_checked(module, x), (torch.cos(x) + 1) * 2)
 
 
 def test_a_replacement_that_raises_leaves_the_graph_as_it_is(
@@ -338,7 +221,7 @@ def test_captured_numbers_reach_a_replacement_traced_at_the_match() -> None:
     module = traced(lambda x: torch.tanh(x) * 0.7, x)
     assert rewritten(module, bounded_rule) == 1
     assert only(module, aten.mul.Tensor).args[1] == 0.7
-    torch.testing.assert_close(run_checked(module, x), torch.tanh(x) * 0.7)
+    assert_as_exact(run_checked(module, x), torch.tanh(x) * 0.7, torch.tanh(x.double()) * 0.7)
 
 
 def test_outputs_of_the_graph_are_replaced_wherever_they_stand() -> None:

@@ -12,6 +12,7 @@ from torch import fx
 
 from kwtrace import operators
 from kwtrace.testing.constants import neighbours
+from kwtrace.testing.detours import DETOURS
 from kwtrace.testing.editing import Copy, Edit, placeholder_like
 
 SIBLINGS = tuple(
@@ -47,6 +48,7 @@ def call_changes(node: fx.Node, strings: Sequence[str]) -> Iterator[Change]:
     """Yield every change to one call: its constants, spelled out or not, its operands, its operator."""
     yield from _constant_changes(node, strings)
     yield from _operand_changes(node)
+    yield from _detour_changes(node)
     yield from _sibling_changes(node)
 
 
@@ -58,6 +60,9 @@ def _constant_changes(node: fx.Node, strings: Sequence[str]) -> Iterator[Change]
         for other in neighbours(value, kinds.get(name, ""), strings):
             kind = "list" if isinstance(value, tuple) else _kind_of(value, other)
             yield _with_argument(node, name, other, kind, f"{value!r} → {other!r}")
+        if isinstance(value, int | float) and kinds.get(name) == "Tensor":
+            words = f"{node}, {name}: {value!r} → a tensor without dims"
+            yield Change("operand", words, _with_new_input(node, name, torch.tensor(value)))
 
 
 def _operand_changes(node: fx.Node) -> Iterator[Change]:
@@ -69,13 +74,39 @@ def _operand_changes(node: fx.Node) -> Iterator[Change]:
             yield _with_arguments(node, swapped, "operands swapped", f"{left} and {right} exchanged")
     for name in tensors:
         yield _with_argument(node, name, 2.0, "operand", f"{bound[name]} → 2.0")
-        yield Change("operand", f"{node}, {name}: {bound[name]} → another input", _with_new_input(node, name))
+        words = f"{node}, {name}: {bound[name]} → another input"
+        yield Change("operand", words, _with_new_input(node, name, bound[name].meta["val"]))
         for other in _like(bound[name], node):
             yield _with_argument(node, name, other, "operand", f"{bound[name]} → {other}")
+            yield _with_detour(node, bound[name], other, "negated")
     for name, kind in _kinds(node.target).items():
-        if kind == "Tensor" and bound.get(name) is None:
-            for other in [n for n in node.graph.nodes if n.op == "placeholder"]:
-                yield _with_argument(node, name, other, "operand", f"None → {other}")
+        if kind != "Tensor" or name not in _optional(node.target):
+            continue
+        if bound.get(name) is not None:
+            yield _with_argument(node, name, None, "operand", f"{bound[name]} → None")
+            continue
+        for other in [n for n in node.graph.nodes if n.op == "placeholder"]:
+            yield _with_argument(node, name, other, "operand", f"None → {other}")
+
+
+def _detour_changes(node: fx.Node) -> Iterator[Change]:
+    for operand in node.all_input_nodes:
+        if _is_tensor(operand):
+            yield from (_with_detour(node, operand, operand, name) for name in DETOURS)
+
+
+def _with_detour(node: fx.Node, operand: fx.Node, other: fx.Node, name: str) -> Change:
+    """Put what a detour makes of ``other`` in place of an operand."""
+
+    def edit(copy: Copy) -> list[fx.Node]:
+        own, source = copy.nodes[node], copy.nodes[other]
+        with copy.graph.inserting_before(own):
+            made = DETOURS[name](copy.graph, source, other.meta["val"])
+        own.replace_input_with(copy.nodes[operand], made[-1])
+        return made
+
+    kind = "detour" if operand is other else "operand"
+    return Change(kind, f"{node}: {operand} → {other}, {name}", edit)
 
 
 def _sibling_changes(node: fx.Node) -> Iterator[Change]:
@@ -106,11 +137,10 @@ def _with_arguments(node: fx.Node, changed: dict[str, Any], kind: str, words: st
     return Change(kind, f"{node}, {words}", edit)
 
 
-def _with_new_input(node: fx.Node, name: str) -> Edit:
+def _with_new_input(node: fx.Node, name: str, value: torch.Tensor) -> Edit:
     def edit(copy: Copy) -> list[fx.Node]:
         own = copy.nodes[node]
-        operand = operators.bind(own.target, own.args, own.kwargs)[name]
-        _set_arguments(own, {name: placeholder_like(copy, operand, operand.meta["val"])})
+        _set_arguments(own, {name: placeholder_like(copy, own, value)})
         return [own]
 
     return edit
@@ -152,6 +182,12 @@ def _kinds(target: Any) -> dict[str, str]:
     schema = getattr(target, "_schema", None)
     arguments = () if schema is None else schema.arguments
     return {a.name: str(a.real_type).removeprefix("Optional[").removesuffix("]") for a in arguments}
+
+
+def _optional(target: Any) -> frozenset[str]:
+    schema = getattr(target, "_schema", None)
+    arguments = () if schema is None else schema.arguments
+    return frozenset(a.name for a in arguments if str(a.real_type).startswith("Optional["))
 
 
 def _signature(target: Any) -> tuple[str, ...]:

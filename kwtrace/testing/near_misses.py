@@ -92,11 +92,14 @@ class Judge:
         """Return the matches in a graph, without rewriting it."""
         return self.engine.find(graph)
 
-    def problem(self, graph: fx.Graph, found: Sequence[Match], instance: Instance) -> str | None:
+    def problem(
+        self, graph: fx.Graph, found: Sequence[Match], instance: Instance, *, must_fire: bool = False
+    ) -> str | None:
         """Return what is wrong with the matches found in a graph, or None.
 
         Each must be exactly what its variant searches for, must not leak, must not depend on the order of families;
-        rewritten, the graph must give the numbers that it gave before (on the CPU).
+        rewritten, the graph must give the numbers that it gave before (on the CPU). With ``must_fire`` a replacement
+        that can't be put in place is wrong too.
         """
         for match in found:
             problem = self.claims.problem(match) or leak(match)
@@ -108,7 +111,9 @@ class Judge:
         if any(dict(match.variant.axes)["device"] != "cpu" for match in found):
             return None
         rewritten = copy_graph(graph, instance.mode).graph
-        self.engine.run(rewritten)
+        fired = self.engine.run(rewritten)
+        if must_fire and not fired:
+            return f"expected {found[0].variant} to be rewritten, found it refused"
         rewritten.lint()
         return difference(graph, rewritten)
 
@@ -167,18 +172,24 @@ def _check_neighbour(
     judge: Judge, instance: Instance, neighbour: Neighbour, counter: Counter[str], tally: Tally
 ) -> None:
     counter[neighbour.kind] += 1
-    found = judge.find(neighbour.graph)
     must_match = counter is tally.spelled
-    if not found and not must_match:
-        return
-    if must_match and [match.variant for match in found] != [instance.variant]:
-        problem: str | None = f"expected a match, found {[str(match.variant) for match in found]}"
-    else:
-        problem = judge.problem(neighbour.graph, found, instance)
+    try:
+        found = judge.find(neighbour.graph)
+        problem = _problem(judge, instance, neighbour, found, must_match=must_match)
+    except Exception as error:  # noqa: BLE001 - nothing that a graph holds may make the matcher raise
+        found, problem = [], f"raised {type(error).__name__}: {error}"
     if problem is not None:
         tally.wrong.append(f"{instance}, {neighbour.kind}, {neighbour.words}: {problem}")
-    elif not must_match:
+    elif found and not must_match:
         tally.claimed[neighbour.kind] += 1
+
+
+def _problem(
+    judge: Judge, instance: Instance, neighbour: Neighbour, found: Sequence[Match], *, must_match: bool
+) -> str | None:
+    if must_match and [match.variant for match in found] != [instance.variant]:
+        return f"expected a match, found {[str(match.variant) for match in found]}"
+    return judge.problem(neighbour.graph, found, instance, must_fire=must_match) if found else None
 
 
 def _strings(rule: Rule) -> tuple[str, ...]:

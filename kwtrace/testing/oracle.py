@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from kwtrace import operators
+from kwtrace.domains import read_domain, samples
 from kwtrace.fakes import mode_of
 from kwtrace.matches import Match
-from kwtrace.normal import View
 from kwtrace.patterns import exact_text
 from kwtrace.rules import Rule
+from kwtrace.testing.declared import undeclared
 from kwtrace.testing.instances import trace_search
+from kwtrace.testing.reading import describe, mutates, orders_streams
 
 ULPS = 4
 """How many units in the last place of the largest number a fused result may be off beyond twice the unfused error."""
@@ -31,8 +33,12 @@ class Claims:
     def problem(self, match: Match) -> str | None:
         """Return what is wrong with a match, or None.
 
-        The variant's search function is traced on the match's inputs and held against the nodes that were matched.
+        The inputs must be what the variant declares; its search function is traced on them and held against the nodes
+        that were matched.
         """
+        other = undeclared(match, self.rules[match.rule])
+        if other is not None:
+            return f"{match.variant} declares something else: {other}"
         found = describe(match.outputs, {node: name for name, node in reversed(match.inputs.items())})
         wanted = [self._wanted(match, captured) for captured in _captured(match)]
         if found in wanted:
@@ -49,9 +55,10 @@ class Claims:
 
     def _trace(self, match: Match, captured: Mapping[str, Any]) -> str:
         mode = next(m for m in map(mode_of, match.tensors.values()) if m is not None)
-        axes = dict(match.variant.axes)
+        rule, axes = self.rules[match.rule], dict(match.variant.axes)
+        unused = samples(read_domain(rule), match.variant)[0]
         try:
-            graph = trace_search(self.rules[match.rule], axes, match.tensors, {**axes, **captured}, mode)
+            graph = trace_search(rule, axes, match.tensors, {**unused, **axes, **captured}, mode)
         except Exception as error:  # noqa: BLE001 - a search function that refuses these inputs claims nothing
             return f"{type(error).__name__}: {error}"
         placeholders = (node for node in graph.nodes if node.op == "placeholder")
@@ -67,35 +74,11 @@ def _captured(match: Match) -> list[dict[str, Any]]:
     return [values, ints]
 
 
-def describe(outputs: Sequence[fx.Node], inputs: Mapping[fx.Node, Any]) -> str:
-    """Return a text that two graphs share exactly when they compute the same operators on the same inputs.
-
-    Identities are looked through, arguments are bound to their schemas, and equal calls are one; ``inputs`` gives the
-    names of inputs.
-    """
-    view = View(outputs[0].graph)
-    names = {node: str(name) for node, name in inputs.items()}
-    calls: dict[str, str] = {}
-
-    def text(value: Any) -> str:
-        if isinstance(value, fx.Node):
-            return note(view.strip(value, view.region(value)))
-        if isinstance(value, tuple):
-            return f"({', '.join(map(text, value))})"
-        return exact_text(value)
-
-    def note(node: fx.Node) -> str:
-        if node not in names:
-            args = ", ".join(f"{name}={text(value)}" for name, value in view.args(node).items())
-            names[node] = calls.setdefault(f"{operators.name_of(node.target)}({args})", f"%{len(calls)}")
-        return names[node]
-
-    results = ", ".join([text(node) for node in outputs])
-    return "\n".join([*(f"{name} = {call}" for call, name in calls.items()), f"return {results}"])
-
-
 def leak(match: Match) -> str | None:
-    """Return what leaks out of a match or into it, or None: a user of an inner node, a mutation between its nodes."""
+    """Return what leaks out of a match or into it, or None.
+
+    That is a user of an inner node, a mutation or a stream operation between its nodes.
+    """
     own, order = set(match.nodes), list(match.graph.nodes)
     needed = _needed(match.graph)
     for node in own - set(match.outputs):
@@ -103,24 +86,19 @@ def leak(match: Match) -> str | None:
         if outside:
             return f"{node} is used by {outside[0]} outside the match"
     first, last = (order.index(end) for end in (min(own), max(own)))
-    mutation = next((node for node in order[first:last] if _mutates(node)), None)
-    return None if mutation is None else f"{mutation} mutates in the middle of the match"
+    boundary = next((node for node in order[first:last] if mutates(node) or orders_streams(node)), None)
+    return None if boundary is None else f"{boundary} mutates or orders streams in the middle of the match"
 
 
 def _needed(graph: fx.Graph) -> set[fx.Node]:
-    """Return the nodes that an output or a mutation needs."""
-    pending = [node for node in graph.nodes if node.op == "output" or _mutates(node)]
+    """Return the nodes that an output, a mutation or an assertion needs."""
+    pending = [node for node in graph.nodes if node.op == "output" or mutates(node) or node.is_impure()]
     needed = set(pending)
     while pending:
         operands = [node for node in pending.pop().all_input_nodes if node not in needed]
         needed.update(operands)
         pending += operands
     return needed
-
-
-def _mutates(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and schema.is_mutable
 
 
 def random_inputs(graph: fx.Graph, seed: int) -> list[Tensor]:
@@ -143,17 +121,21 @@ def _random(like: Tensor, generator: torch.Generator) -> Tensor:
 def difference(unfused: fx.Graph, fused: fx.Graph, seed: int = 0) -> str | None:
     """Return how two graphs differ on random numbers, or None.
 
+    What the nodes of ``fused`` yield must look as their metadata says.
     The error against float64 of every result of ``fused`` may be twice that of ``unfused`` and a few units in the last
     place (`ULPS`) of the largest number.
     """
     inputs = random_inputs(unfused, seed)
     owner = torch.nn.Module()
     runs = (
-        fx.Interpreter(owner, graph=unfused),
-        fx.Interpreter(owner, graph=fused),
+        _OnTheCpu(owner, graph=unfused),
+        _Checked(owner, graph=fused),
         _InFloat64(owner, graph=unfused),
     )
-    wanted, found, exact = (run.run(*(x.clone() for x in inputs)) for run in runs)
+    try:
+        wanted, found, exact = (run.run(*(x.clone() for x in inputs)) for run in runs)
+    except RuntimeError as error:
+        return f"expected it to run, found {error}"
     for place, results in enumerate(zip(wanted, found, exact, strict=True)):
         problem = _compare(*results)
         if problem is not None:
@@ -161,7 +143,34 @@ def difference(unfused: fx.Graph, fused: fx.Graph, seed: int = 0) -> str | None:
     return None
 
 
-class _InFloat64(fx.Interpreter):
+class _OnTheCpu(fx.Interpreter):
+    """Runs a graph on the CPU, where there are no streams to order."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        return None if orders_streams(n) else super().run_node(n)
+
+
+class _Checked(_OnTheCpu):
+    """Runs a graph and holds what each node yields against its metadata."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        stated = n.meta.get("val")
+        if isinstance(result, Tensor) and result.numel() and _look(result) != _look(stated):
+            msg = f"{n} yields {_look(result)} where its metadata says {_look(stated)}"
+            raise RuntimeError(msg)
+        return result
+
+
+def _look(value: Any) -> Any:
+    """Return shape, dtype and the strides that count of a tensor."""
+    if not isinstance(value, Tensor):
+        return value
+    strides = [stride for size, stride in zip(value.shape, value.stride(), strict=True) if size != 1]
+    return (tuple(value.shape), value.dtype, strides)
+
+
+class _InFloat64(_OnTheCpu):
     """Runs a graph with every float in float64."""
 
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:

@@ -1,8 +1,9 @@
-"""One change around the calls of a graph: its inputs, who uses its results, what mutates between them."""
+"""One change around the calls of a graph: its inputs, who uses its results, what mutates or orders between them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import fx
@@ -16,17 +17,22 @@ DEVICES = (torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)
 
 
 def graph_changes(graph: fx.Graph) -> Iterator[Change]:
-    """Yield every change to a graph's inputs, to the users of its calls, and every mutation between its calls."""
+    """Yield every change to a graph's inputs, to the users of its calls, and every boundary between its calls."""
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     calls = [node for node in graph.nodes if node.op == "call_function"]
     yield from _input_changes(inputs)
     for node in calls[:-1]:
         yield _with_user(node)
         yield _with_output(node)
+        if isinstance(node.meta["val"], torch.Tensor):
+            yield _with_assertion(node)
     for node in calls:
         if len(node.users) > 1:
             yield _with_twin(node)
+    for node in calls[-1:]:
+        yield from _readers(node)
     yield from _mutations(inputs, calls)
+    yield from (_with_stream(place) for place in calls[1:])
 
 
 def _input_changes(inputs: list[fx.Node]) -> Iterator[Change]:
@@ -73,6 +79,18 @@ def _with_user(node: fx.Node) -> Change:
     return Change("user", f"{node}: one more user, which is returned", edit)
 
 
+def _with_assertion(node: fx.Node) -> Change:
+    def edit(copy: Copy) -> list[fx.Node]:
+        own, aten = copy.nodes[node], torch.ops.aten
+        with copy.graph.inserting_before(copy.output):
+            equal = copy.graph.call_function(aten.eq.Tensor, (own, own))
+            held = copy.graph.call_function(aten.any.default, (equal,))
+            asserted = copy.graph.call_function(aten._assert_async.msg, (held, "all are NaN"))  # noqa: SLF001 - it has no other name
+        return [equal, held, asserted]
+
+    return Change("user", f"{node}: one more user, which asserts", edit)
+
+
 def _with_output(node: fx.Node) -> Change:
     def edit(copy: Copy) -> list[fx.Node]:
         copy.add_output(copy.nodes[node])
@@ -92,6 +110,38 @@ def _with_twin(node: fx.Node) -> Change:
     return Change("user", f"{node}: computed twice, once for each user", edit)
 
 
+def _readers(node: fx.Node) -> Iterator[Change]:
+    """Yield users of a result that depend on how it lies in memory, in their values or in how they lie themselves."""
+    value = node.meta["val"]
+    if isinstance(value, torch.Tensor) and value.is_contiguous() and value.numel():
+        arguments: dict[Any, tuple[Any, ...]] = {
+            torch.ops.aten.as_strided.default: ([value.numel()], [1]),
+            torch.ops.aten.view.default: ([value.numel()],),
+            torch.ops.aten.clone.default: (),
+        }
+        for target, rest in arguments.items():
+            yield _with_reader(node, target, rest)
+
+
+def _with_reader(node: fx.Node, target: Any, rest: tuple[Any, ...]) -> Change:
+    def edit(copy: Copy) -> list[fx.Node]:
+        with copy.graph.inserting_before(copy.output):
+            user = copy.graph.call_function(target, (copy.nodes[node], *rest))
+        copy.add_output(user)
+        return [user]
+
+    return Change("strides", f"{node}: used by {target}, which is returned", edit)
+
+
+def _with_stream(place: fx.Node) -> Change:
+    def edit(copy: Copy) -> list[fx.Node]:
+        with copy.graph.inserting_before(copy.nodes[place]):
+            copy.graph.call_function(torch.ops.streams.record_event.default, (0, 0))
+        return []
+
+    return Change("stream", f"an event recorded before {place}", edit)
+
+
 def _mutations(inputs: list[fx.Node], calls: list[fx.Node]) -> Iterator[Change]:
     for place in calls:
         for node in (*inputs, *(n for n in place.all_input_nodes if n.op == "call_function")):
@@ -99,14 +149,17 @@ def _mutations(inputs: list[fx.Node], calls: list[fx.Node]) -> Iterator[Change]:
 
 
 def _with_mutation(node: fx.Node, place: fx.Node) -> Change:
+    dtype = getattr(node.meta["val"], "dtype", None)
+    value = 0 if dtype is torch.bool else 1  # a mask of ones may hide everything: a case of its own
+
     def edit(copy: Copy) -> list[fx.Node]:
         own = copy.nodes[node]
         with copy.graph.inserting_before(copy.nodes[place]):
-            made = copy.graph.call_function(torch.ops.aten.fill_.Scalar, (own, 1))
+            made = copy.graph.call_function(torch.ops.aten.fill_.Scalar, (own, value))
         made.meta["val"] = own.meta["val"]
         return []
 
-    return Change("mutation", f"{node}: filled with 1 before {place}", edit)
+    return Change("mutation", f"{node}: filled with {value} before {place}", edit)
 
 
 def _changed_inputs(
