@@ -97,8 +97,9 @@ def check_surroundings(view: View, state: State, outputs: Sequence[fx.Node]) -> 
     require(not inside, 5, None, lambda: f"inputs: expected none from inside the match, found {inside}")
     boundary = _boundary(view, own)
     require(boundary is None, 5, boundary, lambda: f"expected no mutation or stream switch inside, found {boundary}")
+    kept = {*state.inputs.values(), *(value for value in state.holes.values() if isinstance(value, fx.Node))}
     for node in sorted(own - set(outputs)):
-        leak = next((user for user in node.users if not view.ends_in(user, own)), None)
+        leak = next((user for user in node.users if not view.ends_in(user, own, kept)), None)
         require(leak is None, 5, node, lambda: f"users of {node}: expected none outside the match, found {leak}")
     back = _way_back(own, outputs) if len(outputs) > 1 else None
     require(back is None, 5, back, lambda: f"outputs: expected none that needs another through {back}, found one")

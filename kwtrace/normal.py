@@ -7,6 +7,7 @@ spellings of one thing are one thing (laws 1 and 9).
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -92,15 +93,18 @@ class View:
                 self._regions[current] = count
         return self._regions[node]
 
-    def ends_in(self, node: fx.Node, own: set[fx.Node]) -> bool:
-        """Tell whether nothing that counts needs ``node`` but what is in ``own``: it can be erased along with that."""
+    def ends_in(self, node: fx.Node, own: set[fx.Node], kept: set[fx.Node]) -> bool:
+        """Tell whether nothing that counts needs ``node`` but what is in ``own``: it can be erased along with that.
+
+        ``kept`` are nodes that stay: what they need counts.
+        """
         pending, seen = [node], {node}
         while pending:
             current = pending.pop()
+            if current in kept or current.op == "output" or _is_boundary(current) or current.is_impure():
+                return False
             if current in own:
                 continue
-            if current.op == "output" or _is_boundary(current):
-                return False
             pending.extend(user for user in current.users if user not in seen)
             seen.update(current.users)
         return True
@@ -192,6 +196,8 @@ def _clip(bound: Any, default: Any, size: Any) -> Any:
         return default
     if not isinstance(bound, int | torch.SymInt):
         return bound
+    if type(bound) is int and bound == sys.maxsize:
+        return size
     if known(bound < 0):
         bound = bound + size
     return size if known(bound >= size) else bound

@@ -222,7 +222,7 @@ def _dead_behind(match: Match) -> set[fx.Node]:
     pending = [user for node in match.nodes for user in node.users if user not in own]
     while pending:
         node = pending.pop()
-        if node not in found:
+        if node not in found and node not in own:
             found.add(node)
             pending += node.users
     return found

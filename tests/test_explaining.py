@@ -112,7 +112,7 @@ def test_what_matches_is_said_to_match(mode: str) -> None:
 def test_a_pass_that_matched_nothing_points_to_explaining(
     shipped: kt.PatternSet, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All operators of attention are in the graph, and the dim is wrong: one line names the rule and `kwtrace.explain`."""
+    """All operators of attention are in the graph, but the dim is wrong: one line names the rule and what to call."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return torch.softmax(q @ k.transpose(-2, -1) * 0.3, -2) @ v

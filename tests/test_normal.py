@@ -121,7 +121,7 @@ def test_dead_is_what_nothing_that_counts_uses() -> None:
     module = hand_written(build, torch.randn(2))
     view = View(module.graph)
     assert [
-        view.ends_in(only(module, t), set())
+        view.ends_in(only(module, t), set(), set())
         for t in (aten.sin.default, aten.cos.default, aten.exp.default, aten.tanh.default)
     ] == [True, True, False, False]
 

@@ -122,7 +122,7 @@ def _declared_twice(real: Any) -> Any:
 
 def _live_users(_: Any) -> Any:
     """Count every user of an inner node, dead or not."""
-    return lambda self, node, own: node in own
+    return lambda self, node, own, kept: node in own
 
 
 def _permutes_too(real: Any) -> Any:
