@@ -89,4 +89,5 @@ def _neighbours(value: Any) -> list[Any]:
     if not isinstance(value, float) or not math.isfinite(value):
         return [value]
     shorter = [float(f"{value:.{digits}g}") for digits in (3, 6, 12)]
-    return [*shorter, value, math.nextafter(value, math.inf), math.nextafter(value, -math.inf)]
+    above, below = math.nextafter(value, math.inf), math.nextafter(value, -math.inf)
+    return [*shorter, value, above, below, math.nextafter(above, math.inf), math.nextafter(below, -math.inf)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import calls, run_checked, targets, traced
+from graphs import assert_as_exact, calls, run_checked, targets, traced
 from torch import Tensor, fx
 
 import kwtrace as kt
@@ -92,9 +92,8 @@ def test_attention_over_another_dim_is_not_fused(shipped: kt.PatternSet, dim: in
     assert kt.apply(graph, shipped).count == fires
     assert len(fused_attention(graph)) == fires
     assert len(calls(graph, "aten._softmax.default")) + len(calls(graph, "prims.exp.default")) <= 1
-    torch.testing.assert_close(
-        run_checked(graph, q, k, v), attention(dim)(q, k, v), rtol=0, atol=8 * torch.finfo(torch.float32).eps
-    )
+    exact = attention(dim)(q.double(), k.double(), v.double())
+    assert_as_exact(run_checked(graph, q, k, v), attention(dim)(q, k, v), exact)
 
 
 @pytest.mark.slow
@@ -109,7 +108,7 @@ def test_attention_over_another_dim_through_torch_compile() -> None:
             found = torch.compile(attention(dim), options=options)(q, k, v)
             expected = attention(dim)(q, k, v)
         assert sum(SDPA in target for target in seen) == fused
-        torch.testing.assert_close(found, expected, rtol=0, atol=8 * torch.finfo(torch.float32).eps)
+        assert_as_exact(found, expected, attention(dim)(q.double(), k.double(), v.double()))
 
 
 def patterns_gen_select(**axes: Any) -> kt.PatternSet:

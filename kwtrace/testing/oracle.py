@@ -14,12 +14,10 @@ from kwtrace.fakes import mode_of
 from kwtrace.matches import Match
 from kwtrace.patterns import exact_text
 from kwtrace.rules import Rule
+from kwtrace.testing.comparing import compare
 from kwtrace.testing.declared import undeclared
 from kwtrace.testing.instances import trace_search
 from kwtrace.testing.reading import describe, mutates, orders_streams
-
-ULPS = 4
-"""How many units in the last place of the largest number a fused result may be off beyond twice the unfused error."""
 
 
 class Claims:
@@ -122,8 +120,7 @@ def difference(unfused: fx.Graph, fused: fx.Graph, seed: int = 0) -> str | None:
     """Return how two graphs differ on random numbers, or None.
 
     What the nodes of ``fused`` yield must look as their metadata says.
-    The error against float64 of every result of ``fused`` may be twice that of ``unfused`` and a few units in the last
-    place (`ULPS`) of the largest number.
+    Every result is held against that in float64; see `kwtrace.testing.comparing.compare`.
     """
     inputs = random_inputs(unfused, seed)
     owner = torch.nn.Module()
@@ -137,7 +134,7 @@ def difference(unfused: fx.Graph, fused: fx.Graph, seed: int = 0) -> str | None:
     except RuntimeError as error:
         return f"expected it to run, found {error}"
     for place, results in enumerate(zip(wanted, found, exact, strict=True)):
-        problem = _compare(*results)
+        problem = compare(*results)
         if problem is not None:
             return f"output {place}: {problem}"
     return None
@@ -189,20 +186,3 @@ def _double(value: Any) -> Any:
     if isinstance(value, Tensor) and value.dtype.is_floating_point:
         return value.double()
     return value
-
-
-def _compare(unfused: Tensor, fused: Tensor, exact: Tensor) -> str | None:
-    looks = [(tuple(x.shape), x.dtype) for x in (unfused, fused)]
-    if looks[0] != looks[1]:
-        return f"expected {looks[0]}, found {looks[1]}"
-    if not unfused.dtype.is_floating_point:
-        return None if torch.equal(unfused, fused) else f"expected {unfused}, found {fused}"
-    special = ~unfused.isfinite()
-    if not torch.allclose(unfused[special], fused[special], rtol=0, atol=0, equal_nan=True):
-        return "nan or inf at other places"
-    left, right, reference = (x.double()[~special] for x in (unfused, fused, exact))
-    if not left.numel():
-        return None
-    allowed = 2 * (left - reference).abs().max() + ULPS * torch.finfo(unfused.dtype).eps * reference.abs().max()
-    error = (right - reference).abs().max()
-    return None if bool(error <= allowed) else f"error {error:.3g} against float64, allowed {allowed:.3g}"

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -104,7 +105,12 @@ def inputs(case: Attention, device: str = "cpu") -> list[Tensor]:
 def exact(case: Attention, given_inputs: list[Tensor]) -> Tensor:
     """Return the result in float64, from the inputs as they are."""
     wide = [x if x.dtype is torch.bool else x.double() for x in given_inputs]
-    return eager(replace(case, dtype=torch.float64, softmax_in_float32=False))(*wide)
+    return eager(in_float64(case))(*wide)
+
+
+def in_float64(case: Attention) -> Attention:
+    """Return the case with nothing in it of less precision than float64."""
+    return replace(case, dtype=torch.float64, softmax_in_float32=False)
 
 
 def fused(graph: fx.GraphModule | fx.Graph) -> list[str]:
@@ -249,16 +255,17 @@ def test_strides_that_the_kernel_does_not_take(shipped: kt.PatternSet, place: in
 def test_what_follows_attention_still_runs(shipped: kt.PatternSet, form: Attention, mode: Any) -> None:
     """The fused operator yields other strides; the transpose and view that models put behind it still run."""
 
-    def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        result = eager(form)(q, k, v)
+    def model(case: Attention, *given: Tensor) -> Tensor:
+        result = eager(case)(*given)
         batch, heads, rows, width = result.shape
         return result.transpose(1, 2).contiguous().view(batch, rows, heads * width).sin()
 
     given_inputs = inputs(form)
-    graph = traced(model, *given_inputs, mode=mode)
+    graph = traced(partial(model, form), *given_inputs, mode=mode)
     assert kt.apply(graph, shipped).count == 1
     assert len(fused(graph)) == 1
-    torch.testing.assert_close(run_checked(graph, *given_inputs), model(*given_inputs))
+    reference = model(in_float64(form), *(x.double() for x in given_inputs))
+    assert_as_exact(run_checked(graph, *given_inputs), model(form, *given_inputs), reference)
 
 
 def test_a_dynamic_graph_whose_batch_is_its_number_of_heads(shipped: kt.PatternSet) -> None:
@@ -272,26 +279,28 @@ def test_a_dynamic_graph_serves_other_sizes(shipped: kt.PatternSet, form: Attent
     graph = traced(eager(form), *inputs(form), mode="symbolic")
     assert kt.apply(graph, shipped).count == 1
     other = replace(form, batch=3, rows=9, columns=11, width=4)
-    torch.testing.assert_close(graph(*inputs(other)), eager(other)(*inputs(other)))
+    given_inputs = inputs(other)
+    assert_as_exact(graph(*given_inputs), eager(other)(*given_inputs), exact(other, given_inputs))
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
 def test_heads_taken_from_a_projection(shipped: kt.PatternSet, form: Attention) -> None:
     """Q, K and V as models make them, by view and transpose of a projection, are fused as well."""
 
-    def model(x: Tensor, w: Tensor) -> Tensor:
+    def model(case: Attention, x: Tensor, w: Tensor) -> Tensor:
         rows, width = x.shape[1], form.width
         heads = (form.groups * form.times, form.groups, form.groups)
         parts = (x @ w).split([h * width for h in heads], -1)
         q, k, v = (part.view(x.shape[0], rows, h, width).transpose(1, 2) for part, h in zip(parts, heads, strict=True))
-        return eager(form)(q, k, v).transpose(1, 2).reshape(x.shape[0], rows, -1)
+        return eager(case)(q, k, v).transpose(1, 2).reshape(x.shape[0], rows, -1)
 
     x = torch.randn(2, 5, 12)
     w = torch.randn(12, (form.groups * form.times + 2 * form.groups) * form.width) / 4
-    graph = traced(model, x, w)
+    graph = traced(partial(model, form), x, w)
     assert kt.apply(graph, shipped).count == 1
     assert len(fused(graph)) == 1
-    torch.testing.assert_close(run_checked(graph, x, w), model(x, w))
+    reference = model(in_float64(form), x.double(), w.double())
+    assert_as_exact(run_checked(graph, x, w), model(form, x, w), reference)
 
 
 def scores(q: Tensor, k: Tensor) -> Tensor:
@@ -345,13 +354,15 @@ def test_what_is_almost_attention_is_left_alone(shipped: kt.PatternSet, name: st
     """One thing is different: nothing fires, and the result is eager's. All sizes are equal, to tell nothing apart."""
     q, k, v = (torch.randn(8, 8, 8, 8) for _ in range(3))
     graph = traced(NEAR[name], q, k, v, mode=mode)
+    before = graph(q, k, v)
     count = kt.apply(graph, shipped).count
     if name not in MAY_FIRE:
         assert count == 0
         assert not fused(graph)
-    found, expected = run_checked(graph, q, k, v), NEAR[name](q, k, v)
-    for one, other in zip(*(x if isinstance(x, tuple) else (x,) for x in (found, expected)), strict=True):
-        torch.testing.assert_close(one, other)
+    found = run_checked(graph, q, k, v)
+    assert_as_exact(found, NEAR[name](q, k, v), NEAR[name](q.double(), k.double(), v.double()))
+    if not count:
+        torch.testing.assert_close(found, before, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("mode", ["real", "symbolic"])
@@ -367,8 +378,7 @@ def test_other_scales_are_captured_as_they_are(shipped: kt.PatternSet, mode: Any
     graph = traced(model, q, k, v, mode=mode)
     assert kt.apply(graph, shipped).count == 5
     assert len(fused(graph)) == 5
-    for one, other in zip(run_checked(graph, q, k, v), model(q, k, v), strict=True):
-        torch.testing.assert_close(one, other)
+    assert_as_exact(run_checked(graph, q, k, v), model(q, k, v), model(q.double(), k.double(), v.double()))
 
 
 def test_a_wrong_number_of_groups_is_left_alone(shipped: kt.PatternSet) -> None:
@@ -382,7 +392,7 @@ def test_a_wrong_number_of_groups_is_left_alone(shipped: kt.PatternSet) -> None:
     graph = traced(model, q, k, v)
     report = kt.apply(graph, shipped)
     assert "attention_grouped" not in report.fired
-    torch.testing.assert_close(run_checked(graph, q, k, v), model(q, k, v))
+    assert_as_exact(run_checked(graph, q, k, v), model(q, k, v), model(q.double(), k.double(), v.double()))
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
@@ -397,7 +407,7 @@ def test_rows_that_are_wholly_hidden_yield_zero(shipped: kt.PatternSet, form: At
     assert expected[0, 0, 2].isnan().all()
     assert (found[0, 0, 2] == 0).all()
     others = ~expected.isnan()
-    torch.testing.assert_close(found[others], expected[others])
+    assert_as_exact(found[others], expected[others], exact(case, given_inputs)[others])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -412,7 +422,8 @@ def test_rows_hidden_with_the_lowest_number_stay_uniform(
         if form.times > 1:
             k, v = (x[:, :, None].expand(2, 3, form.times, 7, 8).reshape(2, 3 * form.times, 7, 8) for x in (k, v))
         masked = (q @ k.transpose(-2, -1) * 0.3).masked_fill(hidden, lowest)
-        return masked.softmax(-1, dtype=torch.float32).to(q.dtype) @ v
+        wide = torch.promote_types(q.dtype, torch.float32)
+        return masked.softmax(-1, dtype=wide).to(q.dtype) @ v
 
     q, k, v = inputs(replace(form, dtype=dtype))
     hidden = torch.zeros(2, 1, 5, 7, dtype=torch.bool)
@@ -421,9 +432,7 @@ def test_rows_hidden_with_the_lowest_number_stay_uniform(
     assert kt.apply(graph, shipped).count == 1
     assert len(fused(graph)) == 1
     expected = model(q, k, v, hidden)
-    assert_as_exact(
-        run_checked(graph, q, k, v, hidden), expected, model(q.double(), k.double(), v.double(), hidden).double()
-    )
+    assert_as_exact(run_checked(graph, q, k, v, hidden), expected, model(q.double(), k.double(), v.double(), hidden))
 
 
 @pytest.mark.slow
