@@ -99,7 +99,7 @@ def run_checked(module: fx.GraphModule, *inputs: Tensor) -> Any:
 
 
 def assert_as_exact(fused: Any, unfused: Any, reference: Any) -> None:
-    """Check that ``fused`` is at most twice as far from the float64 ``reference`` as ``unfused``, give or take a few ulps.
+    """Check that ``fused`` is at most twice as far from the float64 ``reference`` as ``unfused``, and a few ulps.
 
     See `kwtrace.testing.comparing`. Of several results, each is checked; only where the reference is NaN both may be.
     """
