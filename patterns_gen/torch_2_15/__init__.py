@@ -1,8 +1,8 @@
 """Patterns for torch 2.15; made by kwtrace, not to be edited."""
 
 RULES = {
-    'attention': '1474908014ed7f610d589e3f3d241bf6abd6a07f7413eff37c29321d42caff90',
-    'attention_grouped': 'c48421555e7de3d2a81eb7560c3aac82f88aed8e89b8b7f4d653fc5a47ed2332',
+    'attention': '8ce7d8f7f310e623ed4898bddc93639669a3db9ae9ea7e2523d71a7a9f609289',
+    'attention_grouped': 'd487f3f718b040baa5d6bdf64f6f222cde5ac0a8497ae86a931dc7d5c2dbcf41',
     'mm_act': '6b47440ec1f688115cee6091e8c75b8c8ae45cf44e805cad33e6e88e6a41ce5c',
 }
-MANIFEST = '57226afbff416053a76d6e2f76f42ad4a0ab48a4f7b4e532db08444323f6bdf8'
+MANIFEST = '7c9080b609fec322299f7e352c31f4726afbd0ec2aa7b4353ca2fd86898955c1'
