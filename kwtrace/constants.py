@@ -48,7 +48,13 @@ def _symbolic_capture(hole: Hole, kind: str, found: fx.Node, owner: fx.Node) -> 
     value = found.meta.get("val")
     law = 4 if isinstance(value, torch.Tensor) else 2
     fits = hole.function == "same" and isinstance(value, _KINDS[kind])
-    require(fits, law, owner, lambda: f"{hole.name}: expected a {kind}, found {found} = {value!r}")
+    whole = kind == "float" and isinstance(value, torch.SymInt)
+    require(
+        fits and not (whole and not _yields_floats(owner)),
+        law,
+        owner,
+        lambda: f"{hole.name}: expected a {kind}, found {found} = {value!r}",
+    )
     return found
 
 
@@ -60,14 +66,15 @@ def _capture(hole: Hole, kind: str, found: Any, owner: fx.Node) -> Any:
     require(fits, 2, owner, lambda: f"{hole.name}: expected a {kind}, found {found!r}")
     if kind == "int" or not isinstance(value, int):
         return value
-    result = owner.meta.get("val")
-    exact = abs(value) <= _EXACT_INTS and isinstance(result, torch.Tensor) and not _is_integral(result.dtype)
+    exact = abs(value) <= _EXACT_INTS and _yields_floats(owner)
     require(exact, 2, owner, lambda: f"{hole.name}: expected a {kind}, found the int {found!r}")
     return float(value) if kind == "float" else complex(value)
 
 
-def _is_integral(dtype: torch.dtype) -> bool:
-    return not (dtype.is_floating_point or dtype.is_complex)
+def _yields_floats(owner: fx.Node) -> bool:
+    """Tell whether a node yields floats, for which an int operand is the float of the same value."""
+    result = owner.meta.get("val")
+    return isinstance(result, torch.Tensor) and (result.dtype.is_floating_point or result.dtype.is_complex)
 
 
 def is_float(value: Any) -> bool:

@@ -37,7 +37,8 @@ class _Try:
 def explain(gm: fx.GraphModule, patterns: Any) -> Explanation:
     """Say, rule by rule, what matches in an ATen graph, and where each rule came nearest to matching otherwise.
 
-    ``patterns`` is what `kwtrace.apply` takes. The graph isn't changed, and nothing is raised: what goes wrong is the
+    ``patterns`` is what `kwtrace.apply` takes. What is looked at is the graph as it is, not what a rewrite would make
+    of it, which other rules may match in turn. The graph isn't changed, and nothing is raised: what goes wrong is the
     result's ``problem``.
     """
     try:

@@ -156,17 +156,12 @@ def _loaded(patterns: Any) -> PatternSet:
         return PatternSet()
 
 
-_contents: dict[str, str] = {}
-
-
 def _content(patterns: Any) -> str:
-    """Return a digest of the patterns and of the code of replacements that are traced at the match."""
+    """Return a digest of the patterns and of the code, as it is now, of replacements that are traced at the match."""
     loaded = _loaded(patterns)
-    if loaded.digest not in _contents:
-        families = [f.skeleton for f in loaded.families if isinstance(f.skeleton.replacement, AtMatch)]
-        sources = {_source(f.module, f.rule, f.device) for f in families}
-        _contents[loaded.digest] = "\n".join([loaded.digest, *sorted(sources)])
-    return _contents[loaded.digest]
+    late = (f.skeleton for f in loaded.families if isinstance(f.skeleton.replacement, AtMatch))
+    places = {(skeleton.module, skeleton.rule, skeleton.device) for skeleton in late}
+    return "\n".join([loaded.digest, *sorted(_source(*place) for place in places)])
 
 
 def _source(module: str, rule: str, device: Any) -> str:

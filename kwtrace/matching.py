@@ -34,6 +34,7 @@ class Matcher:
         self.required = frozenset(op.target for op in skeleton.search)
         self.steps = plan((i.name, i.dims) for i in skeleton.inputs) or ()
         self.captures = {capture.name: capture for capture in skeleton.captures}
+        self.random = [op.name for op in skeleton.search if operators.is_random(operators.resolve(op.target))]
         self.keyed = self._keyed_columns()
         places = [family.columns.index(column) for column in self.keyed]
         self.rows = {tuple(exact_key(row[i]) for i in places): row for row in family.rows}
@@ -60,6 +61,10 @@ class Matcher:
         state = State()
         Binder(self.ops, self.captures, view, state).bind(self.anchor, node)
         state = self._bind_outputs(view, state)
+        drawn = [state.nodes[name] for name in self.random]
+        require(
+            len(set(drawn)) == len(drawn), 5, node, lambda: f"random numbers: expected {len(drawn)} draws, found less"
+        )
         self.read_inputs(state)
         row = self._find_row(state)
         cells = dict(zip(self.family.columns, row, strict=True))

@@ -19,7 +19,7 @@ VIEWS = frozenset({"aten.view.default", "aten._unsafe_view.default", "aten.resha
 """Spellings of one operation: the same values in another shape."""
 
 _DIMS = frozenset({"dim", "dims", "dim0", "dim1", "dim2", "start_dim", "end_dim", "axis", "dims_self", "dims_other"})
-_ADDS_A_DIM = frozenset({"aten.unsqueeze.default", "aten.stack.default"})
+_ADDS_A_DIM = frozenset({"aten.unsqueeze.default", "aten.stack.default", "aten.diag_embed.default"})
 _PLAIN = frozenset({"int", "float", "bool", "Optional[int]", "Optional[float]", "Optional[bool]"})
 _BOUNDARY_NAMESPACES = frozenset({"streams", "_c10d_functional", "c10d"})
 
@@ -157,6 +157,11 @@ def is_boundary(target: Any) -> bool:
         return not target.name().endswith("_functional")
     module = getattr(target, "__module__", None)
     return module not in ("_operator", "operator", "math", "torch", "torch.fx.experimental.symbolic_shapes")
+
+
+def is_random(target: Any) -> bool:
+    """Tell whether two calls of ``target`` yield different numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 
 def has_results(target: Any) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from kwtrace import derived, operators
+from kwtrace.aliasing import shares_more
 from kwtrace.fakes import common_mode, run
 from kwtrace.layouts import must_copy
 from kwtrace.matches import Match
@@ -81,8 +82,10 @@ class _Writer:
     def write(self) -> tuple[fx.Node, ...]:
         replacement = self.match.family.skeleton.replacement
         if isinstance(replacement, AtMatch):
-            return self._copy(trace_replacement(self.match, self.mode))
-        return self._instantiate(replacement)
+            results = self._copy(trace_replacement(self.match, self.mode))
+        else:
+            results = self._instantiate(replacement)
+        return self._apart(results)
 
     def undo(self) -> None:
         for node in reversed(self.new):
@@ -102,11 +105,21 @@ class _Writer:
             self.values[call.name] = self._add(target, args, kwargs)
         return tuple(self._value(value) for value in replacement.outputs)
 
+    def _apart(self, results: tuple[fx.Node, ...]) -> tuple[fx.Node, ...]:
+        """Copy results that share memory which those of the match don't: someone may write to either later."""
+        found = list(results)
+        for place, result in enumerate(results):
+            if shares_more(self.match.outputs, found, self.match.nodes, self.new, place):
+                found[place] = self._add(torch.ops.aten.clone.default, (result,), {})
+        return tuple(found)
+
     def _scaled(self, target: str, bound: Mapping[str, Any]) -> Mapping[str, Any]:
         found = scaled_operand(target)
         if found is None or not isinstance(bound[found[0]], fx.Node):
             return bound
         scale, operand = found
+        if bound[operand].meta["val"].dtype is torch.float16:
+            return bound  # the product may overflow where the scores wouldn't
         product = self._add(torch.ops.aten.mul.Tensor, (bound[operand], bound[scale]), {})
         return {**bound, operand: product, scale: 1.0}
 

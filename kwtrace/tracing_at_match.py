@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from kwtrace.matches import Match
+    from kwtrace.rules import Rule
 
 _LIMIT = 256
 _traced: dict[Hashable, tuple[fx.Graph, tuple[str, ...]]] = {}
@@ -40,21 +41,23 @@ def trace_replacement(match: Match, mode: FakeTensorMode) -> TracedReplacement:
     """Trace the replacement of a match, or take the one that was traced for equal metadata."""
     symbolic = {name: value for name, value in match.kwargs.items() if isinstance(value, fx.Node)}
     inputs = {**match.inputs, **symbolic}
-    key = _key(match)
+    rule = find_rule(match.family.skeleton.module, match.rule)
+    function = rule.replacements[dict(match.variant.axes)["device"]].function
+    key = (function, *_key(match))
     if key not in _traced:
         if len(_traced) >= _LIMIT:
             _traced.clear()
-        _traced[key] = (_trace(match, mode, inputs), tuple(inputs))
+        _traced[key] = (_trace(match, mode, inputs, rule, function), tuple(inputs))
     graph, names = _traced[key]
     placeholders = tuple(node for node in graph.nodes if node.op == "placeholder")
     output = next(node for node in graph.nodes if node.op == "output")
     return TracedReplacement(graph, placeholders, tuple(inputs[name] for name in names), tuple(output.args[0]))
 
 
-def _trace(match: Match, mode: FakeTensorMode, inputs: dict[str, fx.Node]) -> fx.Graph:
-    rule = find_rule(match.family.skeleton.module, match.rule)
+def _trace(
+    match: Match, mode: FakeTensorMode, inputs: dict[str, fx.Node], rule: Rule, function: Callable[..., Any]
+) -> fx.Graph:
     axes = dict(match.variant.axes)
-    function = rule.replacements[axes["device"]].function
     domain = read_domain(rule)
     captured = {**dict.fromkeys(p.name for p in domain.captured), **match.kwargs}  # None where the graph has no value
     call = caller(function, rule, domain, axes, tuple(inputs), captured)
@@ -71,7 +74,7 @@ def _trace(match: Match, mode: FakeTensorMode, inputs: dict[str, fx.Node]) -> fx
     return graph
 
 
-def _key(match: Match) -> Hashable:
+def _key(match: Match) -> tuple[Hashable, ...]:
     tensors = tuple((name, _metadata(value)) for name, value in match.tensors.items())
     captured = tuple((name, _shown(value)) for name, value in match.kwargs.items())
     return (match.family.skeleton.module, str(match.variant), tensors, captured, _settings())

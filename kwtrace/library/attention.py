@@ -6,7 +6,7 @@ a module's float), or not at all; an additive mask in the dtype of the scores or
 since torch computes a softmax of half types in float32; the cast back; the product with V.
 
 Where the fused form differs from eager by design of ``scaled_dot_product_attention``: a row that is wholly hidden with
--inf yields 0 instead of NaN.
+-inf yields 0 instead of NaN, and so do scores that a tensor, whose value is not known at the match, makes infinite.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ def is_wanted(
     """Say which combinations exist: one mask and one scale at most, and no axis that changes nothing.
 
     A float16 score plus the lowest float16 is not the lowest float16 in the float32 that fused kernels compute in, so
-    rows that are wholly hidden would differ: that combination is left out. So are scales that make scores infinite or
+    rows that are wholly hidden would differ: that combination is left out. So is a factor in float16, which the fused
+    form multiplies into q, where it may overflow though the scores don't. So are scales that make scores infinite or
     NaN, where fused kernels yield 0 instead of NaN.
     """
     if isinstance(scale, float):
         return False
     if (mask and M not in (T, torch.float32)) or (mask and hidden):
         return False
-    if factor and (scale_by != "none" or hidden):
+    if factor and (scale_by != "none" or hidden or T is torch.float16):
         return False
     return fill != "lowest" or (hidden and T is not torch.float16)
 
