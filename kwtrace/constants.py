@@ -48,13 +48,7 @@ def _symbolic_capture(hole: Hole, kind: str, found: fx.Node, owner: fx.Node) -> 
     value = found.meta.get("val")
     law = 4 if isinstance(value, torch.Tensor) else 2
     fits = hole.function == "same" and isinstance(value, _KINDS[kind])
-    whole = kind == "float" and isinstance(value, torch.SymInt)
-    require(
-        fits and not (whole and not _yields_floats(owner)),
-        law,
-        owner,
-        lambda: f"{hole.name}: expected a {kind}, found {found} = {value!r}",
-    )
+    require(fits, law, owner, lambda: f"{hole.name}: expected a {kind}, found {found} = {value!r}")
     return found
 
 
