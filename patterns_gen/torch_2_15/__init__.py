@@ -1,8 +1,8 @@
 """Patterns for torch 2.15; made by kwtrace, not to be edited."""
 
 RULES = {
-    'attention': '8ce7d8f7f310e623ed4898bddc93639669a3db9ae9ea7e2523d71a7a9f609289',
-    'attention_grouped': 'd487f3f718b040baa5d6bdf64f6f222cde5ac0a8497ae86a931dc7d5c2dbcf41',
+    'attention': '17335467e577a79eeb9423c6fe44691c79edeed519372fa1633f6cd3b9632903',
+    'attention_grouped': 'd0bc14c49e41217107c9988ddc1c503c1b51294e267f2639b15e25ea56e7ba44',
     'mm_act': '6b47440ec1f688115cee6091e8c75b8c8ae45cf44e805cad33e6e88e6a41ce5c',
 }
-MANIFEST = '7c9080b609fec322299f7e352c31f4726afbd0ec2aa7b4353ca2fd86898955c1'
+MANIFEST = '6794514fdcbb7a8e2e2bf7cea77711c5ae89180535e019a57af4bab91827c5fb'

@@ -1,4 +1,4 @@
-"""Rule attention: 235 rows in 130 families, for torch 2.15."""
+"""Rule attention: 220 rows in 130 families, for torch 2.15."""
 
 # Made by python -m kwtrace.gen; not to be edited.
 
@@ -3680,9 +3680,9 @@ FAMILIES = (
             module='kwtrace.library.attention',
             device='cpu',
             inputs=(
-                Input('q', Slot('T'), ('b', 'h', 's', 'd')),
-                Input('k', Slot('T'), ('b', 'h', 't', 'd')),
-                Input('v', Slot('T'), ('b', 'h', 't', 'd')),
+                Input('q', torch.bfloat16, ('b', 'h', 's', 'd')),
+                Input('k', torch.bfloat16, ('b', 'h', 't', 'd')),
+                Input('v', torch.bfloat16, ('b', 'h', 't', 'd')),
                 Input('factor', torch.float32, ()),
             ),
             dims=(Dim('b', 1), Dim('d'), Dim('h', 1), Dim('s', 1), Dim('t')),
@@ -3706,7 +3706,12 @@ FAMILIES = (
                 op('exp', 'aten.exp.default', self=Ref('sub')),
                 op('sum', 'aten.sum.dim_IntList', self=Ref('exp'), dim=(3,), keepdim=True, dtype=None),
                 op('div', 'aten.div.Tensor', self=Ref('exp'), other=Ref('sum')),
-                op('convert_element_type_2', 'prims.convert_element_type.default', a=Ref('div'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_2',
+                    'prims.convert_element_type.default',
+                    a=Ref('div'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_4',
                     'aten.view.default',
@@ -3722,7 +3727,7 @@ FAMILIES = (
                     size=(Size('b'), Size('h'), Size('s'), Size('d')),
                 ),
             ),
-            outputs=(Output(Ref('view_6'), Slot('T'), (Size('b'), Size('h'), Size('s'), Size('d'))),),
+            outputs=(Output(Ref('view_6'), torch.bfloat16, (Size('b'), Size('h'), Size('s'), Size('d'))),),
             replacement=Graph(
                 (
                     call('mul', 'aten.mul.Tensor', In('q'), In('factor')),
@@ -3742,7 +3747,7 @@ FAMILIES = (
                 (Ref('getitem'),),
             ),
             axes=(
-                ('T', Slot('T')),
+                ('T', torch.bfloat16),
                 ('M', torch.float32),
                 ('mask', False),
                 ('hidden', False),
@@ -3752,8 +3757,8 @@ FAMILIES = (
                 ('device', 'cpu'),
             ),
         ),
-        ('T',),
-        ((torch.bfloat16,), (torch.float16,)),
+        (),
+        ((),),
     ),
     Family(
         Pattern(
@@ -3761,9 +3766,9 @@ FAMILIES = (
             module='kwtrace.library.attention',
             device='cuda',
             inputs=(
-                Input('q', Slot('T'), ('b', 'h', 's', 'd')),
-                Input('k', Slot('T'), ('b', 'h', 't', 'd')),
-                Input('v', Slot('T'), ('b', 'h', 't', 'd')),
+                Input('q', torch.bfloat16, ('b', 'h', 's', 'd')),
+                Input('k', torch.bfloat16, ('b', 'h', 't', 'd')),
+                Input('v', torch.bfloat16, ('b', 'h', 't', 'd')),
                 Input('factor', torch.float32, ()),
             ),
             dims=(Dim('b', 1), Dim('d'), Dim('h', 1), Dim('s', 1), Dim('t')),
@@ -3787,7 +3792,12 @@ FAMILIES = (
                 op('exp', 'aten.exp.default', self=Ref('sub')),
                 op('sum', 'aten.sum.dim_IntList', self=Ref('exp'), dim=(3,), keepdim=True, dtype=None),
                 op('div', 'aten.div.Tensor', self=Ref('exp'), other=Ref('sum')),
-                op('convert_element_type_2', 'prims.convert_element_type.default', a=Ref('div'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_2',
+                    'prims.convert_element_type.default',
+                    a=Ref('div'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_4',
                     'aten.view.default',
@@ -3803,10 +3813,10 @@ FAMILIES = (
                     size=(Size('b'), Size('h'), Size('s'), Size('d')),
                 ),
             ),
-            outputs=(Output(Ref('view_6'), Slot('T'), (Size('b'), Size('h'), Size('s'), Size('d'))),),
+            outputs=(Output(Ref('view_6'), torch.bfloat16, (Size('b'), Size('h'), Size('s'), Size('d'))),),
             replacement=AtMatch(),
             axes=(
-                ('T', Slot('T')),
+                ('T', torch.bfloat16),
                 ('M', torch.float32),
                 ('mask', False),
                 ('hidden', False),
@@ -3816,8 +3826,8 @@ FAMILIES = (
                 ('device', 'cuda'),
             ),
         ),
-        ('T',),
-        ((torch.bfloat16,), (torch.float16,)),
+        (),
+        ((),),
     ),
     Family(
         Pattern(
@@ -4777,9 +4787,9 @@ FAMILIES = (
             module='kwtrace.library.attention',
             device='cpu',
             inputs=(
-                Input('q', Slot('T'), ('b', 'h', 's', 'd')),
-                Input('k', Slot('T'), ('b', 'h', 't', 'd')),
-                Input('v', Slot('T'), ('b', 'h', 't', 'd')),
+                Input('q', torch.bfloat16, ('b', 'h', 's', 'd')),
+                Input('k', torch.bfloat16, ('b', 'h', 't', 'd')),
+                Input('v', torch.bfloat16, ('b', 'h', 't', 'd')),
                 Input('mask', torch.float32, ('b?', 'h?', 's?', 't')),
                 Input('factor', torch.float32, ()),
             ),
@@ -4804,7 +4814,7 @@ FAMILIES = (
                 op('exp', 'aten.exp.default', self=Ref('sub')),
                 op('sum', 'aten.sum.dim_IntList', self=Ref('exp'), dim=(3,), keepdim=True, dtype=None),
                 op('div', 'aten.div.Tensor', self=Ref('exp'), other=Ref('sum')),
-                op('convert_element_type', 'prims.convert_element_type.default', a=Ref('div'), dtype=Slot('T')),
+                op('convert_element_type', 'prims.convert_element_type.default', a=Ref('div'), dtype=torch.bfloat16),
                 op(
                     'view_4',
                     'aten.view.default',
@@ -4820,7 +4830,7 @@ FAMILIES = (
                     size=(Size('b'), Size('h'), Size('s'), Size('d')),
                 ),
             ),
-            outputs=(Output(Ref('view_6'), Slot('T'), (Size('b'), Size('h'), Size('s'), Size('d'))),),
+            outputs=(Output(Ref('view_6'), torch.bfloat16, (Size('b'), Size('h'), Size('s'), Size('d'))),),
             replacement=Graph(
                 (
                     call('mul', 'aten.mul.Tensor', In('q'), In('factor')),
@@ -4840,7 +4850,7 @@ FAMILIES = (
                 (Ref('getitem'),),
             ),
             axes=(
-                ('T', Slot('T')),
+                ('T', torch.bfloat16),
                 ('M', torch.float32),
                 ('mask', True),
                 ('hidden', False),
@@ -4850,8 +4860,8 @@ FAMILIES = (
                 ('device', 'cpu'),
             ),
         ),
-        ('T',),
-        ((torch.bfloat16,), (torch.float16,)),
+        (),
+        ((),),
     ),
     Family(
         Pattern(
@@ -4859,9 +4869,9 @@ FAMILIES = (
             module='kwtrace.library.attention',
             device='cuda',
             inputs=(
-                Input('q', Slot('T'), ('b', 'h', 's', 'd')),
-                Input('k', Slot('T'), ('b', 'h', 't', 'd')),
-                Input('v', Slot('T'), ('b', 'h', 't', 'd')),
+                Input('q', torch.bfloat16, ('b', 'h', 's', 'd')),
+                Input('k', torch.bfloat16, ('b', 'h', 't', 'd')),
+                Input('v', torch.bfloat16, ('b', 'h', 't', 'd')),
                 Input('mask', torch.float32, ('b?', 'h?', 's?', 't')),
                 Input('factor', torch.float32, ()),
             ),
@@ -4886,7 +4896,7 @@ FAMILIES = (
                 op('exp', 'aten.exp.default', self=Ref('sub')),
                 op('sum', 'aten.sum.dim_IntList', self=Ref('exp'), dim=(3,), keepdim=True, dtype=None),
                 op('div', 'aten.div.Tensor', self=Ref('exp'), other=Ref('sum')),
-                op('convert_element_type', 'prims.convert_element_type.default', a=Ref('div'), dtype=Slot('T')),
+                op('convert_element_type', 'prims.convert_element_type.default', a=Ref('div'), dtype=torch.bfloat16),
                 op(
                     'view_4',
                     'aten.view.default',
@@ -4902,10 +4912,10 @@ FAMILIES = (
                     size=(Size('b'), Size('h'), Size('s'), Size('d')),
                 ),
             ),
-            outputs=(Output(Ref('view_6'), Slot('T'), (Size('b'), Size('h'), Size('s'), Size('d'))),),
+            outputs=(Output(Ref('view_6'), torch.bfloat16, (Size('b'), Size('h'), Size('s'), Size('d'))),),
             replacement=AtMatch(),
             axes=(
-                ('T', Slot('T')),
+                ('T', torch.bfloat16),
                 ('M', torch.float32),
                 ('mask', True),
                 ('hidden', False),
@@ -4915,8 +4925,8 @@ FAMILIES = (
                 ('device', 'cuda'),
             ),
         ),
-        ('T',),
-        ((torch.bfloat16,), (torch.float16,)),
+        (),
+        ((),),
     ),
     Family(
         Pattern(
@@ -6259,10 +6269,10 @@ FAMILIES = (
             module='kwtrace.library.attention',
             device='cpu',
             inputs=(
-                Input('q', Slot('T'), ('b', 'h', 's', 'd')),
-                Input('k', Slot('T'), ('b', 'h', 't', 'd')),
-                Input('v', Slot('T'), ('b', 'h', 't', 'd')),
-                Input('mask', Slot('T'), ('b?', 'h?', 's?', 't')),
+                Input('q', torch.bfloat16, ('b', 'h', 's', 'd')),
+                Input('k', torch.bfloat16, ('b', 'h', 't', 'd')),
+                Input('v', torch.bfloat16, ('b', 'h', 't', 'd')),
+                Input('mask', torch.bfloat16, ('b?', 'h?', 's?', 't')),
                 Input('factor', torch.float32, ()),
             ),
             dims=(Dim('b', 1), Dim('d'), Dim('h', 1), Dim('s', 1), Dim('t')),
@@ -6287,7 +6297,12 @@ FAMILIES = (
                 op('exp', 'aten.exp.default', self=Ref('sub')),
                 op('sum', 'aten.sum.dim_IntList', self=Ref('exp'), dim=(3,), keepdim=True, dtype=None),
                 op('div', 'aten.div.Tensor', self=Ref('exp'), other=Ref('sum')),
-                op('convert_element_type_2', 'prims.convert_element_type.default', a=Ref('div'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_2',
+                    'prims.convert_element_type.default',
+                    a=Ref('div'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_4',
                     'aten.view.default',
@@ -6303,7 +6318,7 @@ FAMILIES = (
                     size=(Size('b'), Size('h'), Size('s'), Size('d')),
                 ),
             ),
-            outputs=(Output(Ref('view_6'), Slot('T'), (Size('b'), Size('h'), Size('s'), Size('d'))),),
+            outputs=(Output(Ref('view_6'), torch.bfloat16, (Size('b'), Size('h'), Size('s'), Size('d'))),),
             replacement=Graph(
                 (
                     call('mul', 'aten.mul.Tensor', In('q'), In('factor')),
@@ -6323,8 +6338,8 @@ FAMILIES = (
                 (Ref('getitem'),),
             ),
             axes=(
-                ('T', Slot('T')),
-                ('M', Slot('M')),
+                ('T', torch.bfloat16),
+                ('M', torch.bfloat16),
                 ('mask', True),
                 ('hidden', False),
                 ('factor', True),
@@ -6333,8 +6348,8 @@ FAMILIES = (
                 ('device', 'cpu'),
             ),
         ),
-        ('T', 'M'),
-        ((torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16)),
+        (),
+        ((),),
     ),
     Family(
         Pattern(
@@ -6342,10 +6357,10 @@ FAMILIES = (
             module='kwtrace.library.attention',
             device='cuda',
             inputs=(
-                Input('q', Slot('T'), ('b', 'h', 's', 'd')),
-                Input('k', Slot('T'), ('b', 'h', 't', 'd')),
-                Input('v', Slot('T'), ('b', 'h', 't', 'd')),
-                Input('mask', Slot('T'), ('b?', 'h?', 's?', 't')),
+                Input('q', torch.bfloat16, ('b', 'h', 's', 'd')),
+                Input('k', torch.bfloat16, ('b', 'h', 't', 'd')),
+                Input('v', torch.bfloat16, ('b', 'h', 't', 'd')),
+                Input('mask', torch.bfloat16, ('b?', 'h?', 's?', 't')),
                 Input('factor', torch.float32, ()),
             ),
             dims=(Dim('b', 1), Dim('d'), Dim('h', 1), Dim('s', 1), Dim('t')),
@@ -6370,7 +6385,12 @@ FAMILIES = (
                 op('exp', 'aten.exp.default', self=Ref('sub')),
                 op('sum', 'aten.sum.dim_IntList', self=Ref('exp'), dim=(3,), keepdim=True, dtype=None),
                 op('div', 'aten.div.Tensor', self=Ref('exp'), other=Ref('sum')),
-                op('convert_element_type_2', 'prims.convert_element_type.default', a=Ref('div'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_2',
+                    'prims.convert_element_type.default',
+                    a=Ref('div'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_4',
                     'aten.view.default',
@@ -6386,11 +6406,11 @@ FAMILIES = (
                     size=(Size('b'), Size('h'), Size('s'), Size('d')),
                 ),
             ),
-            outputs=(Output(Ref('view_6'), Slot('T'), (Size('b'), Size('h'), Size('s'), Size('d'))),),
+            outputs=(Output(Ref('view_6'), torch.bfloat16, (Size('b'), Size('h'), Size('s'), Size('d'))),),
             replacement=AtMatch(),
             axes=(
-                ('T', Slot('T')),
-                ('M', Slot('M')),
+                ('T', torch.bfloat16),
+                ('M', torch.bfloat16),
                 ('mask', True),
                 ('hidden', False),
                 ('factor', True),
@@ -6399,8 +6419,8 @@ FAMILIES = (
                 ('device', 'cuda'),
             ),
         ),
-        ('T', 'M'),
-        ((torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16)),
+        (),
+        ((),),
     ),
     Family(
         Pattern(
@@ -6645,9 +6665,9 @@ FAMILIES = (
             module='kwtrace.library.attention',
             device='cpu',
             inputs=(
-                Input('q', Slot('T'), ('b', 'h', 's', 'd')),
-                Input('k', Slot('T'), ('b', 'h', '1', 'd')),
-                Input('v', Slot('T'), ('b', 'h', '1', 'd')),
+                Input('q', torch.bfloat16, ('b', 'h', 's', 'd')),
+                Input('k', torch.bfloat16, ('b', 'h', '1', 'd')),
+                Input('v', torch.bfloat16, ('b', 'h', '1', 'd')),
                 Input('factor', torch.float32, ()),
             ),
             dims=(Dim('b', 1), Dim('d'), Dim('h', 1), Dim('s')),
@@ -6666,7 +6686,12 @@ FAMILIES = (
                 op('exp', 'aten.exp.default', self=Ref('sub')),
                 op('sum', 'aten.sum.dim_IntList', self=Ref('exp'), dim=(3,), keepdim=True, dtype=None),
                 op('div', 'aten.div.Tensor', self=Ref('exp'), other=Ref('sum')),
-                op('convert_element_type_2', 'prims.convert_element_type.default', a=Ref('div'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_2',
+                    'prims.convert_element_type.default',
+                    a=Ref('div'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_4',
                     'aten.view.default',
@@ -6692,7 +6717,12 @@ FAMILIES = (
                     self=Ref('convert_element_type_3'),
                     other=Ref('convert_element_type_4'),
                 ),
-                op('convert_element_type_5', 'prims.convert_element_type.default', a=Ref('mul_2'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_5',
+                    'prims.convert_element_type.default',
+                    a=Ref('mul_2'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_6',
                     'aten.view.default',
@@ -6700,7 +6730,7 @@ FAMILIES = (
                     size=(Size('b'), Size('h'), Size('s'), Size('d')),
                 ),
             ),
-            outputs=(Output(Ref('view_6'), Slot('T'), (Size('b'), Size('h'), Size('s'), Size('d'))),),
+            outputs=(Output(Ref('view_6'), torch.bfloat16, (Size('b'), Size('h'), Size('s'), Size('d'))),),
             replacement=Graph(
                 (
                     call('mul', 'aten.mul.Tensor', In('q'), In('factor')),
@@ -6720,7 +6750,7 @@ FAMILIES = (
                 (Ref('getitem'),),
             ),
             axes=(
-                ('T', Slot('T')),
+                ('T', torch.bfloat16),
                 ('M', torch.float32),
                 ('mask', False),
                 ('hidden', False),
@@ -6730,8 +6760,8 @@ FAMILIES = (
                 ('device', 'cpu'),
             ),
         ),
-        ('T',),
-        ((torch.bfloat16,), (torch.float16,)),
+        (),
+        ((),),
     ),
     Family(
         Pattern(
@@ -6739,9 +6769,9 @@ FAMILIES = (
             module='kwtrace.library.attention',
             device='cuda',
             inputs=(
-                Input('q', Slot('T'), ('b', 'h', 's', 'd')),
-                Input('k', Slot('T'), ('b', 'h', '1', 'd')),
-                Input('v', Slot('T'), ('b', 'h', '1', 'd')),
+                Input('q', torch.bfloat16, ('b', 'h', 's', 'd')),
+                Input('k', torch.bfloat16, ('b', 'h', '1', 'd')),
+                Input('v', torch.bfloat16, ('b', 'h', '1', 'd')),
                 Input('factor', torch.float32, ()),
             ),
             dims=(Dim('b', 1), Dim('d'), Dim('h', 1), Dim('s', 1)),
@@ -6760,7 +6790,12 @@ FAMILIES = (
                 op('exp', 'aten.exp.default', self=Ref('sub')),
                 op('sum', 'aten.sum.dim_IntList', self=Ref('exp'), dim=(3,), keepdim=True, dtype=None),
                 op('div', 'aten.div.Tensor', self=Ref('exp'), other=Ref('sum')),
-                op('convert_element_type_2', 'prims.convert_element_type.default', a=Ref('div'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_2',
+                    'prims.convert_element_type.default',
+                    a=Ref('div'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_4',
                     'aten.view.default',
@@ -6786,7 +6821,12 @@ FAMILIES = (
                     self=Ref('convert_element_type_3'),
                     other=Ref('convert_element_type_4'),
                 ),
-                op('convert_element_type_5', 'prims.convert_element_type.default', a=Ref('mul_2'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_5',
+                    'prims.convert_element_type.default',
+                    a=Ref('mul_2'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_6',
                     'aten.view.default',
@@ -6794,10 +6834,10 @@ FAMILIES = (
                     size=(Size('b'), Size('h'), Size('s'), Size('d')),
                 ),
             ),
-            outputs=(Output(Ref('view_6'), Slot('T'), (Size('b'), Size('h'), Size('s'), Size('d'))),),
+            outputs=(Output(Ref('view_6'), torch.bfloat16, (Size('b'), Size('h'), Size('s'), Size('d'))),),
             replacement=AtMatch(),
             axes=(
-                ('T', Slot('T')),
+                ('T', torch.bfloat16),
                 ('M', torch.float32),
                 ('mask', False),
                 ('hidden', False),
@@ -6807,8 +6847,8 @@ FAMILIES = (
                 ('device', 'cuda'),
             ),
         ),
-        ('T',),
-        ((torch.bfloat16,), (torch.float16,)),
+        (),
+        ((),),
     ),
     Family(
         Pattern(
@@ -7832,9 +7872,9 @@ FAMILIES = (
             module='kwtrace.library.attention',
             device='cpu',
             inputs=(
-                Input('q', Slot('T'), ('b', 'h', 's', 'd')),
-                Input('k', Slot('T'), ('b', 'h', '1', 'd')),
-                Input('v', Slot('T'), ('b', 'h', '1', 'd')),
+                Input('q', torch.bfloat16, ('b', 'h', 's', 'd')),
+                Input('k', torch.bfloat16, ('b', 'h', '1', 'd')),
+                Input('v', torch.bfloat16, ('b', 'h', '1', 'd')),
                 Input('mask', torch.float32, ('b?', 'h?', 's?', '1')),
                 Input('factor', torch.float32, ()),
             ),
@@ -7854,7 +7894,7 @@ FAMILIES = (
                 op('exp', 'aten.exp.default', self=Ref('sub')),
                 op('sum', 'aten.sum.dim_IntList', self=Ref('exp'), dim=(3,), keepdim=True, dtype=None),
                 op('div', 'aten.div.Tensor', self=Ref('exp'), other=Ref('sum')),
-                op('convert_element_type', 'prims.convert_element_type.default', a=Ref('div'), dtype=Slot('T')),
+                op('convert_element_type', 'prims.convert_element_type.default', a=Ref('div'), dtype=torch.bfloat16),
                 op(
                     'view_4',
                     'aten.view.default',
@@ -7880,7 +7920,12 @@ FAMILIES = (
                     self=Ref('convert_element_type_2'),
                     other=Ref('convert_element_type_3'),
                 ),
-                op('convert_element_type_4', 'prims.convert_element_type.default', a=Ref('mul_2'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_4',
+                    'prims.convert_element_type.default',
+                    a=Ref('mul_2'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_6',
                     'aten.view.default',
@@ -7888,7 +7933,7 @@ FAMILIES = (
                     size=(Size('b'), Size('h'), Size('s'), Size('d')),
                 ),
             ),
-            outputs=(Output(Ref('view_6'), Slot('T'), (Size('b'), Size('h'), Size('s'), Size('d'))),),
+            outputs=(Output(Ref('view_6'), torch.bfloat16, (Size('b'), Size('h'), Size('s'), Size('d'))),),
             replacement=Graph(
                 (
                     call('mul', 'aten.mul.Tensor', In('q'), In('factor')),
@@ -7908,7 +7953,7 @@ FAMILIES = (
                 (Ref('getitem'),),
             ),
             axes=(
-                ('T', Slot('T')),
+                ('T', torch.bfloat16),
                 ('M', torch.float32),
                 ('mask', True),
                 ('hidden', False),
@@ -7918,8 +7963,8 @@ FAMILIES = (
                 ('device', 'cpu'),
             ),
         ),
-        ('T',),
-        ((torch.bfloat16,), (torch.float16,)),
+        (),
+        ((),),
     ),
     Family(
         Pattern(
@@ -7927,9 +7972,9 @@ FAMILIES = (
             module='kwtrace.library.attention',
             device='cuda',
             inputs=(
-                Input('q', Slot('T'), ('b', 'h', 's', 'd')),
-                Input('k', Slot('T'), ('b', 'h', '1', 'd')),
-                Input('v', Slot('T'), ('b', 'h', '1', 'd')),
+                Input('q', torch.bfloat16, ('b', 'h', 's', 'd')),
+                Input('k', torch.bfloat16, ('b', 'h', '1', 'd')),
+                Input('v', torch.bfloat16, ('b', 'h', '1', 'd')),
                 Input('mask', torch.float32, ('b?', 'h?', 's?', '1')),
                 Input('factor', torch.float32, ()),
             ),
@@ -7949,7 +7994,7 @@ FAMILIES = (
                 op('exp', 'aten.exp.default', self=Ref('sub')),
                 op('sum', 'aten.sum.dim_IntList', self=Ref('exp'), dim=(3,), keepdim=True, dtype=None),
                 op('div', 'aten.div.Tensor', self=Ref('exp'), other=Ref('sum')),
-                op('convert_element_type', 'prims.convert_element_type.default', a=Ref('div'), dtype=Slot('T')),
+                op('convert_element_type', 'prims.convert_element_type.default', a=Ref('div'), dtype=torch.bfloat16),
                 op(
                     'view_4',
                     'aten.view.default',
@@ -7975,7 +8020,12 @@ FAMILIES = (
                     self=Ref('convert_element_type_2'),
                     other=Ref('convert_element_type_3'),
                 ),
-                op('convert_element_type_4', 'prims.convert_element_type.default', a=Ref('mul_2'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_4',
+                    'prims.convert_element_type.default',
+                    a=Ref('mul_2'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_6',
                     'aten.view.default',
@@ -7983,10 +8033,10 @@ FAMILIES = (
                     size=(Size('b'), Size('h'), Size('s'), Size('d')),
                 ),
             ),
-            outputs=(Output(Ref('view_6'), Slot('T'), (Size('b'), Size('h'), Size('s'), Size('d'))),),
+            outputs=(Output(Ref('view_6'), torch.bfloat16, (Size('b'), Size('h'), Size('s'), Size('d'))),),
             replacement=AtMatch(),
             axes=(
-                ('T', Slot('T')),
+                ('T', torch.bfloat16),
                 ('M', torch.float32),
                 ('mask', True),
                 ('hidden', False),
@@ -7996,8 +8046,8 @@ FAMILIES = (
                 ('device', 'cuda'),
             ),
         ),
-        ('T',),
-        ((torch.bfloat16,), (torch.float16,)),
+        (),
+        ((),),
     ),
     Family(
         Pattern(
@@ -8805,10 +8855,10 @@ FAMILIES = (
             module='kwtrace.library.attention',
             device='cpu',
             inputs=(
-                Input('q', Slot('T'), ('b', 'h', 's', 'd')),
-                Input('k', Slot('T'), ('b', 'h', '1', 'd')),
-                Input('v', Slot('T'), ('b', 'h', '1', 'd')),
-                Input('mask', Slot('T'), ('b?', 'h?', 's?', '1')),
+                Input('q', torch.bfloat16, ('b', 'h', 's', 'd')),
+                Input('k', torch.bfloat16, ('b', 'h', '1', 'd')),
+                Input('v', torch.bfloat16, ('b', 'h', '1', 'd')),
+                Input('mask', torch.bfloat16, ('b?', 'h?', 's?', '1')),
                 Input('factor', torch.float32, ()),
             ),
             dims=(Dim('b', 1), Dim('d'), Dim('h', 1), Dim('s')),
@@ -8828,7 +8878,12 @@ FAMILIES = (
                 op('exp', 'aten.exp.default', self=Ref('sub')),
                 op('sum', 'aten.sum.dim_IntList', self=Ref('exp'), dim=(3,), keepdim=True, dtype=None),
                 op('div', 'aten.div.Tensor', self=Ref('exp'), other=Ref('sum')),
-                op('convert_element_type_2', 'prims.convert_element_type.default', a=Ref('div'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_2',
+                    'prims.convert_element_type.default',
+                    a=Ref('div'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_4',
                     'aten.view.default',
@@ -8854,7 +8909,12 @@ FAMILIES = (
                     self=Ref('convert_element_type_3'),
                     other=Ref('convert_element_type_4'),
                 ),
-                op('convert_element_type_5', 'prims.convert_element_type.default', a=Ref('mul_2'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_5',
+                    'prims.convert_element_type.default',
+                    a=Ref('mul_2'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_6',
                     'aten.view.default',
@@ -8862,7 +8922,7 @@ FAMILIES = (
                     size=(Size('b'), Size('h'), Size('s'), Size('d')),
                 ),
             ),
-            outputs=(Output(Ref('view_6'), Slot('T'), (Size('b'), Size('h'), Size('s'), Size('d'))),),
+            outputs=(Output(Ref('view_6'), torch.bfloat16, (Size('b'), Size('h'), Size('s'), Size('d'))),),
             replacement=Graph(
                 (
                     call('mul', 'aten.mul.Tensor', In('q'), In('factor')),
@@ -8882,8 +8942,8 @@ FAMILIES = (
                 (Ref('getitem'),),
             ),
             axes=(
-                ('T', Slot('T')),
-                ('M', Slot('M')),
+                ('T', torch.bfloat16),
+                ('M', torch.bfloat16),
                 ('mask', True),
                 ('hidden', False),
                 ('factor', True),
@@ -8892,8 +8952,8 @@ FAMILIES = (
                 ('device', 'cpu'),
             ),
         ),
-        ('T', 'M'),
-        ((torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16)),
+        (),
+        ((),),
     ),
     Family(
         Pattern(
@@ -8901,10 +8961,10 @@ FAMILIES = (
             module='kwtrace.library.attention',
             device='cuda',
             inputs=(
-                Input('q', Slot('T'), ('b', 'h', 's', 'd')),
-                Input('k', Slot('T'), ('b', 'h', '1', 'd')),
-                Input('v', Slot('T'), ('b', 'h', '1', 'd')),
-                Input('mask', Slot('T'), ('b?', 'h?', 's?', '1')),
+                Input('q', torch.bfloat16, ('b', 'h', 's', 'd')),
+                Input('k', torch.bfloat16, ('b', 'h', '1', 'd')),
+                Input('v', torch.bfloat16, ('b', 'h', '1', 'd')),
+                Input('mask', torch.bfloat16, ('b?', 'h?', 's?', '1')),
                 Input('factor', torch.float32, ()),
             ),
             dims=(Dim('b', 1), Dim('d'), Dim('h', 1), Dim('s', 1)),
@@ -8924,7 +8984,12 @@ FAMILIES = (
                 op('exp', 'aten.exp.default', self=Ref('sub')),
                 op('sum', 'aten.sum.dim_IntList', self=Ref('exp'), dim=(3,), keepdim=True, dtype=None),
                 op('div', 'aten.div.Tensor', self=Ref('exp'), other=Ref('sum')),
-                op('convert_element_type_2', 'prims.convert_element_type.default', a=Ref('div'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_2',
+                    'prims.convert_element_type.default',
+                    a=Ref('div'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_4',
                     'aten.view.default',
@@ -8950,7 +9015,12 @@ FAMILIES = (
                     self=Ref('convert_element_type_3'),
                     other=Ref('convert_element_type_4'),
                 ),
-                op('convert_element_type_5', 'prims.convert_element_type.default', a=Ref('mul_2'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_5',
+                    'prims.convert_element_type.default',
+                    a=Ref('mul_2'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_6',
                     'aten.view.default',
@@ -8958,11 +9028,11 @@ FAMILIES = (
                     size=(Size('b'), Size('h'), Size('s'), Size('d')),
                 ),
             ),
-            outputs=(Output(Ref('view_6'), Slot('T'), (Size('b'), Size('h'), Size('s'), Size('d'))),),
+            outputs=(Output(Ref('view_6'), torch.bfloat16, (Size('b'), Size('h'), Size('s'), Size('d'))),),
             replacement=AtMatch(),
             axes=(
-                ('T', Slot('T')),
-                ('M', Slot('M')),
+                ('T', torch.bfloat16),
+                ('M', torch.bfloat16),
                 ('mask', True),
                 ('hidden', False),
                 ('factor', True),
@@ -8971,8 +9041,8 @@ FAMILIES = (
                 ('device', 'cuda'),
             ),
         ),
-        ('T', 'M'),
-        ((torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16)),
+        (),
+        ((),),
     ),
     Family(
         Pattern(
@@ -9430,9 +9500,9 @@ FAMILIES = (
             module='kwtrace.library.attention',
             device='cpu',
             inputs=(
-                Input('q', Slot('T'), ('b', 'h', '1', 'd')),
-                Input('k', Slot('T'), ('b', 'h', '1', 'd')),
-                Input('v', Slot('T'), ('b', 'h', '1', 'd')),
+                Input('q', torch.bfloat16, ('b', 'h', '1', 'd')),
+                Input('k', torch.bfloat16, ('b', 'h', '1', 'd')),
+                Input('v', torch.bfloat16, ('b', 'h', '1', 'd')),
                 Input('factor', torch.float32, ()),
             ),
             dims=(Dim('b', 1), Dim('d'), Dim('h', 1)),
@@ -9458,7 +9528,7 @@ FAMILIES = (
                     'convert_element_type_3',
                     'prims.convert_element_type.default',
                     a=Ref('unsqueeze'),
-                    dtype=Slot('T'),
+                    dtype=torch.bfloat16,
                 ),
                 op(
                     'view_3',
@@ -9478,7 +9548,12 @@ FAMILIES = (
                 op('exp', 'aten.exp.default', self=Ref('sub')),
                 op('sum_2', 'aten.sum.dim_IntList', self=Ref('exp'), dim=(3,), keepdim=True, dtype=None),
                 op('div', 'aten.div.Tensor', self=Ref('exp'), other=Ref('sum_2')),
-                op('convert_element_type_5', 'prims.convert_element_type.default', a=Ref('div'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_5',
+                    'prims.convert_element_type.default',
+                    a=Ref('div'),
+                    dtype=torch.bfloat16,
+                ),
                 op('view_4', 'aten.view.default', self=Ref('convert_element_type_5'), size=(Size('b*h'), 1, 1)),
                 op(
                     'convert_element_type_6',
@@ -9499,7 +9574,12 @@ FAMILIES = (
                     self=Ref('convert_element_type_6'),
                     other=Ref('convert_element_type_7'),
                 ),
-                op('convert_element_type_8', 'prims.convert_element_type.default', a=Ref('mul_3'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_8',
+                    'prims.convert_element_type.default',
+                    a=Ref('mul_3'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_6',
                     'aten.view.default',
@@ -9507,7 +9587,7 @@ FAMILIES = (
                     size=(Size('b'), Size('h'), 1, Size('d')),
                 ),
             ),
-            outputs=(Output(Ref('view_6'), Slot('T'), (Size('b'), Size('h'), 1, Size('d'))),),
+            outputs=(Output(Ref('view_6'), torch.bfloat16, (Size('b'), Size('h'), 1, Size('d'))),),
             replacement=Graph(
                 (
                     call('mul', 'aten.mul.Tensor', In('q'), In('factor')),
@@ -9527,7 +9607,7 @@ FAMILIES = (
                 (Ref('getitem'),),
             ),
             axes=(
-                ('T', Slot('T')),
+                ('T', torch.bfloat16),
                 ('M', torch.float32),
                 ('mask', False),
                 ('hidden', False),
@@ -9537,8 +9617,8 @@ FAMILIES = (
                 ('device', 'cpu'),
             ),
         ),
-        ('T',),
-        ((torch.bfloat16,), (torch.float16,)),
+        (),
+        ((),),
     ),
     Family(
         Pattern(
@@ -10035,9 +10115,9 @@ FAMILIES = (
             module='kwtrace.library.attention',
             device='cpu',
             inputs=(
-                Input('q', Slot('T'), ('b', 'h', '1', 'd')),
-                Input('k', Slot('T'), ('b', 'h', '1', 'd')),
-                Input('v', Slot('T'), ('b', 'h', '1', 'd')),
+                Input('q', torch.bfloat16, ('b', 'h', '1', 'd')),
+                Input('k', torch.bfloat16, ('b', 'h', '1', 'd')),
+                Input('v', torch.bfloat16, ('b', 'h', '1', 'd')),
                 Input('mask', torch.float32, ('b?', 'h?', '1?', '1')),
                 Input('factor', torch.float32, ()),
             ),
@@ -10064,7 +10144,7 @@ FAMILIES = (
                     'convert_element_type_3',
                     'prims.convert_element_type.default',
                     a=Ref('unsqueeze'),
-                    dtype=Slot('T'),
+                    dtype=torch.bfloat16,
                 ),
                 op(
                     'view_3',
@@ -10079,7 +10159,12 @@ FAMILIES = (
                 op('exp', 'aten.exp.default', self=Ref('sub')),
                 op('sum_2', 'aten.sum.dim_IntList', self=Ref('exp'), dim=(3,), keepdim=True, dtype=None),
                 op('div', 'aten.div.Tensor', self=Ref('exp'), other=Ref('sum_2')),
-                op('convert_element_type_4', 'prims.convert_element_type.default', a=Ref('div'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_4',
+                    'prims.convert_element_type.default',
+                    a=Ref('div'),
+                    dtype=torch.bfloat16,
+                ),
                 op('view_4', 'aten.view.default', self=Ref('convert_element_type_4'), size=(Size('b*h'), 1, 1)),
                 op(
                     'convert_element_type_5',
@@ -10100,7 +10185,12 @@ FAMILIES = (
                     self=Ref('convert_element_type_5'),
                     other=Ref('convert_element_type_6'),
                 ),
-                op('convert_element_type_7', 'prims.convert_element_type.default', a=Ref('mul_3'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_7',
+                    'prims.convert_element_type.default',
+                    a=Ref('mul_3'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_6',
                     'aten.view.default',
@@ -10108,7 +10198,7 @@ FAMILIES = (
                     size=(Size('b'), Size('h'), 1, Size('d')),
                 ),
             ),
-            outputs=(Output(Ref('view_6'), Slot('T'), (Size('b'), Size('h'), 1, Size('d'))),),
+            outputs=(Output(Ref('view_6'), torch.bfloat16, (Size('b'), Size('h'), 1, Size('d'))),),
             replacement=Graph(
                 (
                     call('mul', 'aten.mul.Tensor', In('q'), In('factor')),
@@ -10128,7 +10218,7 @@ FAMILIES = (
                 (Ref('getitem'),),
             ),
             axes=(
-                ('T', Slot('T')),
+                ('T', torch.bfloat16),
                 ('M', torch.float32),
                 ('mask', True),
                 ('hidden', False),
@@ -10138,8 +10228,8 @@ FAMILIES = (
                 ('device', 'cpu'),
             ),
         ),
-        ('T',),
-        ((torch.bfloat16,), (torch.float16,)),
+        (),
+        ((),),
     ),
     Family(
         Pattern(
@@ -10683,10 +10773,10 @@ FAMILIES = (
             module='kwtrace.library.attention',
             device='cpu',
             inputs=(
-                Input('q', Slot('T'), ('b', 'h', '1', 'd')),
-                Input('k', Slot('T'), ('b', 'h', '1', 'd')),
-                Input('v', Slot('T'), ('b', 'h', '1', 'd')),
-                Input('mask', Slot('T'), ('b?', 'h?', '1?', '1')),
+                Input('q', torch.bfloat16, ('b', 'h', '1', 'd')),
+                Input('k', torch.bfloat16, ('b', 'h', '1', 'd')),
+                Input('v', torch.bfloat16, ('b', 'h', '1', 'd')),
+                Input('mask', torch.bfloat16, ('b?', 'h?', '1?', '1')),
                 Input('factor', torch.float32, ()),
             ),
             dims=(Dim('b', 1), Dim('d'), Dim('h', 1)),
@@ -10712,7 +10802,7 @@ FAMILIES = (
                     'convert_element_type_3',
                     'prims.convert_element_type.default',
                     a=Ref('unsqueeze'),
-                    dtype=Slot('T'),
+                    dtype=torch.bfloat16,
                 ),
                 op(
                     'view_3',
@@ -10733,7 +10823,12 @@ FAMILIES = (
                 op('exp', 'aten.exp.default', self=Ref('sub')),
                 op('sum_2', 'aten.sum.dim_IntList', self=Ref('exp'), dim=(3,), keepdim=True, dtype=None),
                 op('div', 'aten.div.Tensor', self=Ref('exp'), other=Ref('sum_2')),
-                op('convert_element_type_5', 'prims.convert_element_type.default', a=Ref('div'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_5',
+                    'prims.convert_element_type.default',
+                    a=Ref('div'),
+                    dtype=torch.bfloat16,
+                ),
                 op('view_4', 'aten.view.default', self=Ref('convert_element_type_5'), size=(Size('b*h'), 1, 1)),
                 op(
                     'convert_element_type_6',
@@ -10754,7 +10849,12 @@ FAMILIES = (
                     self=Ref('convert_element_type_6'),
                     other=Ref('convert_element_type_7'),
                 ),
-                op('convert_element_type_8', 'prims.convert_element_type.default', a=Ref('mul_3'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_8',
+                    'prims.convert_element_type.default',
+                    a=Ref('mul_3'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_6',
                     'aten.view.default',
@@ -10762,7 +10862,7 @@ FAMILIES = (
                     size=(Size('b'), Size('h'), 1, Size('d')),
                 ),
             ),
-            outputs=(Output(Ref('view_6'), Slot('T'), (Size('b'), Size('h'), 1, Size('d'))),),
+            outputs=(Output(Ref('view_6'), torch.bfloat16, (Size('b'), Size('h'), 1, Size('d'))),),
             replacement=Graph(
                 (
                     call('mul', 'aten.mul.Tensor', In('q'), In('factor')),
@@ -10782,8 +10882,8 @@ FAMILIES = (
                 (Ref('getitem'),),
             ),
             axes=(
-                ('T', Slot('T')),
-                ('M', Slot('M')),
+                ('T', torch.bfloat16),
+                ('M', torch.bfloat16),
                 ('mask', True),
                 ('hidden', False),
                 ('factor', True),
@@ -10792,7 +10892,7 @@ FAMILIES = (
                 ('device', 'cpu'),
             ),
         ),
-        ('T', 'M'),
-        ((torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16)),
+        (),
+        ((),),
     ),
 )

@@ -1,4 +1,4 @@
-"""Rule attention_grouped: 235 rows in 130 families, for torch 2.15."""
+"""Rule attention_grouped: 220 rows in 130 families, for torch 2.15."""
 
 # Made by python -m kwtrace.gen; not to be edited.
 
@@ -4828,9 +4828,9 @@ FAMILIES = (
             module='kwtrace.library.attention',
             device='cpu',
             inputs=(
-                Input('q', Slot('T'), ('b', 'g*n', 's', 'd')),
-                Input('k', Slot('T'), ('b', 'g', 't', 'd')),
-                Input('v', Slot('T'), ('b', 'g', 't', 'd')),
+                Input('q', torch.bfloat16, ('b', 'g*n', 's', 'd')),
+                Input('k', torch.bfloat16, ('b', 'g', 't', 'd')),
+                Input('v', torch.bfloat16, ('b', 'g', 't', 'd')),
                 Input('factor', torch.float32, ()),
             ),
             dims=(Dim('b', 1), Dim('d'), Dim('g', 1), Dim('n'), Dim('s', 1), Dim('t')),
@@ -4867,7 +4867,12 @@ FAMILIES = (
                 op('exp', 'aten.exp.default', self=Ref('sub')),
                 op('sum', 'aten.sum.dim_IntList', self=Ref('exp'), dim=(3,), keepdim=True, dtype=None),
                 op('div', 'aten.div.Tensor', self=Ref('exp'), other=Ref('sum')),
-                op('convert_element_type_2', 'prims.convert_element_type.default', a=Ref('div'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_2',
+                    'prims.convert_element_type.default',
+                    a=Ref('div'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_5',
                     'aten.view.default',
@@ -4896,7 +4901,7 @@ FAMILIES = (
                     size=(Size('b'), Size('g*n'), Size('s'), Size('d')),
                 ),
             ),
-            outputs=(Output(Ref('view_8'), Slot('T'), (Size('b'), Size('g*n'), Size('s'), Size('d'))),),
+            outputs=(Output(Ref('view_8'), torch.bfloat16, (Size('b'), Size('g*n'), Size('s'), Size('d'))),),
             replacement=Graph(
                 (
                     call('mul', 'aten.mul.Tensor', In('q'), In('factor')),
@@ -4916,7 +4921,7 @@ FAMILIES = (
                 (Ref('getitem'),),
             ),
             axes=(
-                ('T', Slot('T')),
+                ('T', torch.bfloat16),
                 ('M', torch.float32),
                 ('mask', False),
                 ('hidden', False),
@@ -4926,8 +4931,8 @@ FAMILIES = (
                 ('device', 'cpu'),
             ),
         ),
-        ('T',),
-        ((torch.bfloat16,), (torch.float16,)),
+        (),
+        ((),),
     ),
     Family(
         Pattern(
@@ -4935,9 +4940,9 @@ FAMILIES = (
             module='kwtrace.library.attention',
             device='cuda',
             inputs=(
-                Input('q', Slot('T'), ('b', 'g*n', 's', 'd')),
-                Input('k', Slot('T'), ('b', 'g', 't', 'd')),
-                Input('v', Slot('T'), ('b', 'g', 't', 'd')),
+                Input('q', torch.bfloat16, ('b', 'g*n', 's', 'd')),
+                Input('k', torch.bfloat16, ('b', 'g', 't', 'd')),
+                Input('v', torch.bfloat16, ('b', 'g', 't', 'd')),
                 Input('factor', torch.float32, ()),
             ),
             dims=(Dim('b', 1), Dim('d'), Dim('g', 1), Dim('n'), Dim('s', 1), Dim('t')),
@@ -4974,7 +4979,12 @@ FAMILIES = (
                 op('exp', 'aten.exp.default', self=Ref('sub')),
                 op('sum', 'aten.sum.dim_IntList', self=Ref('exp'), dim=(3,), keepdim=True, dtype=None),
                 op('div', 'aten.div.Tensor', self=Ref('exp'), other=Ref('sum')),
-                op('convert_element_type_2', 'prims.convert_element_type.default', a=Ref('div'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_2',
+                    'prims.convert_element_type.default',
+                    a=Ref('div'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_5',
                     'aten.view.default',
@@ -5003,10 +5013,10 @@ FAMILIES = (
                     size=(Size('b'), Size('g*n'), Size('s'), Size('d')),
                 ),
             ),
-            outputs=(Output(Ref('view_8'), Slot('T'), (Size('b'), Size('g*n'), Size('s'), Size('d'))),),
+            outputs=(Output(Ref('view_8'), torch.bfloat16, (Size('b'), Size('g*n'), Size('s'), Size('d'))),),
             replacement=AtMatch(),
             axes=(
-                ('T', Slot('T')),
+                ('T', torch.bfloat16),
                 ('M', torch.float32),
                 ('mask', False),
                 ('hidden', False),
@@ -5016,8 +5026,8 @@ FAMILIES = (
                 ('device', 'cuda'),
             ),
         ),
-        ('T',),
-        ((torch.bfloat16,), (torch.float16,)),
+        (),
+        ((),),
     ),
     Family(
         Pattern(
@@ -6249,9 +6259,9 @@ FAMILIES = (
             module='kwtrace.library.attention',
             device='cpu',
             inputs=(
-                Input('q', Slot('T'), ('b', 'g*n', 's', 'd')),
-                Input('k', Slot('T'), ('b', 'g', 't', 'd')),
-                Input('v', Slot('T'), ('b', 'g', 't', 'd')),
+                Input('q', torch.bfloat16, ('b', 'g*n', 's', 'd')),
+                Input('k', torch.bfloat16, ('b', 'g', 't', 'd')),
+                Input('v', torch.bfloat16, ('b', 'g', 't', 'd')),
                 Input('mask', torch.float32, ('b?', 'g*n?', 's?', 't')),
                 Input('factor', torch.float32, ()),
             ),
@@ -6289,7 +6299,7 @@ FAMILIES = (
                 op('exp', 'aten.exp.default', self=Ref('sub')),
                 op('sum', 'aten.sum.dim_IntList', self=Ref('exp'), dim=(3,), keepdim=True, dtype=None),
                 op('div', 'aten.div.Tensor', self=Ref('exp'), other=Ref('sum')),
-                op('convert_element_type', 'prims.convert_element_type.default', a=Ref('div'), dtype=Slot('T')),
+                op('convert_element_type', 'prims.convert_element_type.default', a=Ref('div'), dtype=torch.bfloat16),
                 op(
                     'view_5',
                     'aten.view.default',
@@ -6318,7 +6328,7 @@ FAMILIES = (
                     size=(Size('b'), Size('g*n'), Size('s'), Size('d')),
                 ),
             ),
-            outputs=(Output(Ref('view_8'), Slot('T'), (Size('b'), Size('g*n'), Size('s'), Size('d'))),),
+            outputs=(Output(Ref('view_8'), torch.bfloat16, (Size('b'), Size('g*n'), Size('s'), Size('d'))),),
             replacement=Graph(
                 (
                     call('mul', 'aten.mul.Tensor', In('q'), In('factor')),
@@ -6338,7 +6348,7 @@ FAMILIES = (
                 (Ref('getitem'),),
             ),
             axes=(
-                ('T', Slot('T')),
+                ('T', torch.bfloat16),
                 ('M', torch.float32),
                 ('mask', True),
                 ('hidden', False),
@@ -6348,8 +6358,8 @@ FAMILIES = (
                 ('device', 'cpu'),
             ),
         ),
-        ('T',),
-        ((torch.bfloat16,), (torch.float16,)),
+        (),
+        ((),),
     ),
     Family(
         Pattern(
@@ -6357,9 +6367,9 @@ FAMILIES = (
             module='kwtrace.library.attention',
             device='cuda',
             inputs=(
-                Input('q', Slot('T'), ('b', 'g*n', 's', 'd')),
-                Input('k', Slot('T'), ('b', 'g', 't', 'd')),
-                Input('v', Slot('T'), ('b', 'g', 't', 'd')),
+                Input('q', torch.bfloat16, ('b', 'g*n', 's', 'd')),
+                Input('k', torch.bfloat16, ('b', 'g', 't', 'd')),
+                Input('v', torch.bfloat16, ('b', 'g', 't', 'd')),
                 Input('mask', torch.float32, ('b?', 'g*n?', 's?', 't')),
                 Input('factor', torch.float32, ()),
             ),
@@ -6397,7 +6407,7 @@ FAMILIES = (
                 op('exp', 'aten.exp.default', self=Ref('sub')),
                 op('sum', 'aten.sum.dim_IntList', self=Ref('exp'), dim=(3,), keepdim=True, dtype=None),
                 op('div', 'aten.div.Tensor', self=Ref('exp'), other=Ref('sum')),
-                op('convert_element_type', 'prims.convert_element_type.default', a=Ref('div'), dtype=Slot('T')),
+                op('convert_element_type', 'prims.convert_element_type.default', a=Ref('div'), dtype=torch.bfloat16),
                 op(
                     'view_5',
                     'aten.view.default',
@@ -6426,10 +6436,10 @@ FAMILIES = (
                     size=(Size('b'), Size('g*n'), Size('s'), Size('d')),
                 ),
             ),
-            outputs=(Output(Ref('view_8'), Slot('T'), (Size('b'), Size('g*n'), Size('s'), Size('d'))),),
+            outputs=(Output(Ref('view_8'), torch.bfloat16, (Size('b'), Size('g*n'), Size('s'), Size('d'))),),
             replacement=AtMatch(),
             axes=(
-                ('T', Slot('T')),
+                ('T', torch.bfloat16),
                 ('M', torch.float32),
                 ('mask', True),
                 ('hidden', False),
@@ -6439,8 +6449,8 @@ FAMILIES = (
                 ('device', 'cuda'),
             ),
         ),
-        ('T',),
-        ((torch.bfloat16,), (torch.float16,)),
+        (),
+        ((),),
     ),
     Family(
         Pattern(
@@ -8119,10 +8129,10 @@ FAMILIES = (
             module='kwtrace.library.attention',
             device='cpu',
             inputs=(
-                Input('q', Slot('T'), ('b', 'g*n', 's', 'd')),
-                Input('k', Slot('T'), ('b', 'g', 't', 'd')),
-                Input('v', Slot('T'), ('b', 'g', 't', 'd')),
-                Input('mask', Slot('T'), ('b?', 'g*n?', 's?', 't')),
+                Input('q', torch.bfloat16, ('b', 'g*n', 's', 'd')),
+                Input('k', torch.bfloat16, ('b', 'g', 't', 'd')),
+                Input('v', torch.bfloat16, ('b', 'g', 't', 'd')),
+                Input('mask', torch.bfloat16, ('b?', 'g*n?', 's?', 't')),
                 Input('factor', torch.float32, ()),
             ),
             dims=(Dim('b', 1), Dim('d'), Dim('g', 1), Dim('n'), Dim('s', 1), Dim('t')),
@@ -8160,7 +8170,12 @@ FAMILIES = (
                 op('exp', 'aten.exp.default', self=Ref('sub')),
                 op('sum', 'aten.sum.dim_IntList', self=Ref('exp'), dim=(3,), keepdim=True, dtype=None),
                 op('div', 'aten.div.Tensor', self=Ref('exp'), other=Ref('sum')),
-                op('convert_element_type_2', 'prims.convert_element_type.default', a=Ref('div'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_2',
+                    'prims.convert_element_type.default',
+                    a=Ref('div'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_5',
                     'aten.view.default',
@@ -8189,7 +8204,7 @@ FAMILIES = (
                     size=(Size('b'), Size('g*n'), Size('s'), Size('d')),
                 ),
             ),
-            outputs=(Output(Ref('view_8'), Slot('T'), (Size('b'), Size('g*n'), Size('s'), Size('d'))),),
+            outputs=(Output(Ref('view_8'), torch.bfloat16, (Size('b'), Size('g*n'), Size('s'), Size('d'))),),
             replacement=Graph(
                 (
                     call('mul', 'aten.mul.Tensor', In('q'), In('factor')),
@@ -8209,8 +8224,8 @@ FAMILIES = (
                 (Ref('getitem'),),
             ),
             axes=(
-                ('T', Slot('T')),
-                ('M', Slot('M')),
+                ('T', torch.bfloat16),
+                ('M', torch.bfloat16),
                 ('mask', True),
                 ('hidden', False),
                 ('factor', True),
@@ -8219,8 +8234,8 @@ FAMILIES = (
                 ('device', 'cpu'),
             ),
         ),
-        ('T', 'M'),
-        ((torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16)),
+        (),
+        ((),),
     ),
     Family(
         Pattern(
@@ -8228,10 +8243,10 @@ FAMILIES = (
             module='kwtrace.library.attention',
             device='cuda',
             inputs=(
-                Input('q', Slot('T'), ('b', 'g*n', 's', 'd')),
-                Input('k', Slot('T'), ('b', 'g', 't', 'd')),
-                Input('v', Slot('T'), ('b', 'g', 't', 'd')),
-                Input('mask', Slot('T'), ('b?', 'g*n?', 's?', 't')),
+                Input('q', torch.bfloat16, ('b', 'g*n', 's', 'd')),
+                Input('k', torch.bfloat16, ('b', 'g', 't', 'd')),
+                Input('v', torch.bfloat16, ('b', 'g', 't', 'd')),
+                Input('mask', torch.bfloat16, ('b?', 'g*n?', 's?', 't')),
                 Input('factor', torch.float32, ()),
             ),
             dims=(Dim('b', 1), Dim('d'), Dim('g', 1), Dim('n'), Dim('s', 1), Dim('t')),
@@ -8269,7 +8284,12 @@ FAMILIES = (
                 op('exp', 'aten.exp.default', self=Ref('sub')),
                 op('sum', 'aten.sum.dim_IntList', self=Ref('exp'), dim=(3,), keepdim=True, dtype=None),
                 op('div', 'aten.div.Tensor', self=Ref('exp'), other=Ref('sum')),
-                op('convert_element_type_2', 'prims.convert_element_type.default', a=Ref('div'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_2',
+                    'prims.convert_element_type.default',
+                    a=Ref('div'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_5',
                     'aten.view.default',
@@ -8298,11 +8318,11 @@ FAMILIES = (
                     size=(Size('b'), Size('g*n'), Size('s'), Size('d')),
                 ),
             ),
-            outputs=(Output(Ref('view_8'), Slot('T'), (Size('b'), Size('g*n'), Size('s'), Size('d'))),),
+            outputs=(Output(Ref('view_8'), torch.bfloat16, (Size('b'), Size('g*n'), Size('s'), Size('d'))),),
             replacement=AtMatch(),
             axes=(
-                ('T', Slot('T')),
-                ('M', Slot('M')),
+                ('T', torch.bfloat16),
+                ('M', torch.bfloat16),
                 ('mask', True),
                 ('hidden', False),
                 ('factor', True),
@@ -8311,8 +8331,8 @@ FAMILIES = (
                 ('device', 'cuda'),
             ),
         ),
-        ('T', 'M'),
-        ((torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16)),
+        (),
+        ((),),
     ),
     Family(
         Pattern(
@@ -8605,9 +8625,9 @@ FAMILIES = (
             module='kwtrace.library.attention',
             device='cpu',
             inputs=(
-                Input('q', Slot('T'), ('b', 'g*n', 's', 'd')),
-                Input('k', Slot('T'), ('b', 'g', '1', 'd')),
-                Input('v', Slot('T'), ('b', 'g', '1', 'd')),
+                Input('q', torch.bfloat16, ('b', 'g*n', 's', 'd')),
+                Input('k', torch.bfloat16, ('b', 'g', '1', 'd')),
+                Input('v', torch.bfloat16, ('b', 'g', '1', 'd')),
                 Input('factor', torch.float32, ()),
             ),
             dims=(Dim('b', 1), Dim('d'), Dim('g', 1), Dim('n'), Dim('s')),
@@ -8634,7 +8654,12 @@ FAMILIES = (
                 op('exp', 'aten.exp.default', self=Ref('sub')),
                 op('sum', 'aten.sum.dim_IntList', self=Ref('exp'), dim=(3,), keepdim=True, dtype=None),
                 op('div', 'aten.div.Tensor', self=Ref('exp'), other=Ref('sum')),
-                op('convert_element_type_2', 'prims.convert_element_type.default', a=Ref('div'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_2',
+                    'prims.convert_element_type.default',
+                    a=Ref('div'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_5',
                     'aten.view.default',
@@ -8668,7 +8693,12 @@ FAMILIES = (
                     self=Ref('convert_element_type_3'),
                     other=Ref('convert_element_type_4'),
                 ),
-                op('convert_element_type_5', 'prims.convert_element_type.default', a=Ref('mul_2'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_5',
+                    'prims.convert_element_type.default',
+                    a=Ref('mul_2'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_8',
                     'aten.view.default',
@@ -8676,7 +8706,7 @@ FAMILIES = (
                     size=(Size('b'), Size('g*n'), Size('s'), Size('d')),
                 ),
             ),
-            outputs=(Output(Ref('view_8'), Slot('T'), (Size('b'), Size('g*n'), Size('s'), Size('d'))),),
+            outputs=(Output(Ref('view_8'), torch.bfloat16, (Size('b'), Size('g*n'), Size('s'), Size('d'))),),
             replacement=Graph(
                 (
                     call('mul', 'aten.mul.Tensor', In('q'), In('factor')),
@@ -8696,7 +8726,7 @@ FAMILIES = (
                 (Ref('getitem'),),
             ),
             axes=(
-                ('T', Slot('T')),
+                ('T', torch.bfloat16),
                 ('M', torch.float32),
                 ('mask', False),
                 ('hidden', False),
@@ -8706,8 +8736,8 @@ FAMILIES = (
                 ('device', 'cpu'),
             ),
         ),
-        ('T',),
-        ((torch.bfloat16,), (torch.float16,)),
+        (),
+        ((),),
     ),
     Family(
         Pattern(
@@ -8715,9 +8745,9 @@ FAMILIES = (
             module='kwtrace.library.attention',
             device='cuda',
             inputs=(
-                Input('q', Slot('T'), ('b', 'g*n', 's', 'd')),
-                Input('k', Slot('T'), ('b', 'g', '1', 'd')),
-                Input('v', Slot('T'), ('b', 'g', '1', 'd')),
+                Input('q', torch.bfloat16, ('b', 'g*n', 's', 'd')),
+                Input('k', torch.bfloat16, ('b', 'g', '1', 'd')),
+                Input('v', torch.bfloat16, ('b', 'g', '1', 'd')),
                 Input('factor', torch.float32, ()),
             ),
             dims=(Dim('b', 1), Dim('d'), Dim('g', 1), Dim('n'), Dim('s', 1)),
@@ -8744,7 +8774,12 @@ FAMILIES = (
                 op('exp', 'aten.exp.default', self=Ref('sub')),
                 op('sum', 'aten.sum.dim_IntList', self=Ref('exp'), dim=(3,), keepdim=True, dtype=None),
                 op('div', 'aten.div.Tensor', self=Ref('exp'), other=Ref('sum')),
-                op('convert_element_type_2', 'prims.convert_element_type.default', a=Ref('div'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_2',
+                    'prims.convert_element_type.default',
+                    a=Ref('div'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_5',
                     'aten.view.default',
@@ -8778,7 +8813,12 @@ FAMILIES = (
                     self=Ref('convert_element_type_3'),
                     other=Ref('convert_element_type_4'),
                 ),
-                op('convert_element_type_5', 'prims.convert_element_type.default', a=Ref('mul_2'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_5',
+                    'prims.convert_element_type.default',
+                    a=Ref('mul_2'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_8',
                     'aten.view.default',
@@ -8786,10 +8826,10 @@ FAMILIES = (
                     size=(Size('b'), Size('g*n'), Size('s'), Size('d')),
                 ),
             ),
-            outputs=(Output(Ref('view_8'), Slot('T'), (Size('b'), Size('g*n'), Size('s'), Size('d'))),),
+            outputs=(Output(Ref('view_8'), torch.bfloat16, (Size('b'), Size('g*n'), Size('s'), Size('d'))),),
             replacement=AtMatch(),
             axes=(
-                ('T', Slot('T')),
+                ('T', torch.bfloat16),
                 ('M', torch.float32),
                 ('mask', False),
                 ('hidden', False),
@@ -8799,8 +8839,8 @@ FAMILIES = (
                 ('device', 'cuda'),
             ),
         ),
-        ('T',),
-        ((torch.bfloat16,), (torch.float16,)),
+        (),
+        ((),),
     ),
     Family(
         Pattern(
@@ -10000,9 +10040,9 @@ FAMILIES = (
             module='kwtrace.library.attention',
             device='cpu',
             inputs=(
-                Input('q', Slot('T'), ('b', 'g*n', 's', 'd')),
-                Input('k', Slot('T'), ('b', 'g', '1', 'd')),
-                Input('v', Slot('T'), ('b', 'g', '1', 'd')),
+                Input('q', torch.bfloat16, ('b', 'g*n', 's', 'd')),
+                Input('k', torch.bfloat16, ('b', 'g', '1', 'd')),
+                Input('v', torch.bfloat16, ('b', 'g', '1', 'd')),
                 Input('mask', torch.float32, ('b?', 'g*n?', 's?', '1')),
                 Input('factor', torch.float32, ()),
             ),
@@ -10030,7 +10070,7 @@ FAMILIES = (
                 op('exp', 'aten.exp.default', self=Ref('sub')),
                 op('sum', 'aten.sum.dim_IntList', self=Ref('exp'), dim=(3,), keepdim=True, dtype=None),
                 op('div', 'aten.div.Tensor', self=Ref('exp'), other=Ref('sum')),
-                op('convert_element_type', 'prims.convert_element_type.default', a=Ref('div'), dtype=Slot('T')),
+                op('convert_element_type', 'prims.convert_element_type.default', a=Ref('div'), dtype=torch.bfloat16),
                 op(
                     'view_5',
                     'aten.view.default',
@@ -10064,7 +10104,12 @@ FAMILIES = (
                     self=Ref('convert_element_type_2'),
                     other=Ref('convert_element_type_3'),
                 ),
-                op('convert_element_type_4', 'prims.convert_element_type.default', a=Ref('mul_2'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_4',
+                    'prims.convert_element_type.default',
+                    a=Ref('mul_2'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_8',
                     'aten.view.default',
@@ -10072,7 +10117,7 @@ FAMILIES = (
                     size=(Size('b'), Size('g*n'), Size('s'), Size('d')),
                 ),
             ),
-            outputs=(Output(Ref('view_8'), Slot('T'), (Size('b'), Size('g*n'), Size('s'), Size('d'))),),
+            outputs=(Output(Ref('view_8'), torch.bfloat16, (Size('b'), Size('g*n'), Size('s'), Size('d'))),),
             replacement=Graph(
                 (
                     call('mul', 'aten.mul.Tensor', In('q'), In('factor')),
@@ -10092,7 +10137,7 @@ FAMILIES = (
                 (Ref('getitem'),),
             ),
             axes=(
-                ('T', Slot('T')),
+                ('T', torch.bfloat16),
                 ('M', torch.float32),
                 ('mask', True),
                 ('hidden', False),
@@ -10102,8 +10147,8 @@ FAMILIES = (
                 ('device', 'cpu'),
             ),
         ),
-        ('T',),
-        ((torch.bfloat16,), (torch.float16,)),
+        (),
+        ((),),
     ),
     Family(
         Pattern(
@@ -10111,9 +10156,9 @@ FAMILIES = (
             module='kwtrace.library.attention',
             device='cuda',
             inputs=(
-                Input('q', Slot('T'), ('b', 'g*n', 's', 'd')),
-                Input('k', Slot('T'), ('b', 'g', '1', 'd')),
-                Input('v', Slot('T'), ('b', 'g', '1', 'd')),
+                Input('q', torch.bfloat16, ('b', 'g*n', 's', 'd')),
+                Input('k', torch.bfloat16, ('b', 'g', '1', 'd')),
+                Input('v', torch.bfloat16, ('b', 'g', '1', 'd')),
                 Input('mask', torch.float32, ('b?', 'g*n?', 's?', '1')),
                 Input('factor', torch.float32, ()),
             ),
@@ -10141,7 +10186,7 @@ FAMILIES = (
                 op('exp', 'aten.exp.default', self=Ref('sub')),
                 op('sum', 'aten.sum.dim_IntList', self=Ref('exp'), dim=(3,), keepdim=True, dtype=None),
                 op('div', 'aten.div.Tensor', self=Ref('exp'), other=Ref('sum')),
-                op('convert_element_type', 'prims.convert_element_type.default', a=Ref('div'), dtype=Slot('T')),
+                op('convert_element_type', 'prims.convert_element_type.default', a=Ref('div'), dtype=torch.bfloat16),
                 op(
                     'view_5',
                     'aten.view.default',
@@ -10175,7 +10220,12 @@ FAMILIES = (
                     self=Ref('convert_element_type_2'),
                     other=Ref('convert_element_type_3'),
                 ),
-                op('convert_element_type_4', 'prims.convert_element_type.default', a=Ref('mul_2'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_4',
+                    'prims.convert_element_type.default',
+                    a=Ref('mul_2'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_8',
                     'aten.view.default',
@@ -10183,10 +10233,10 @@ FAMILIES = (
                     size=(Size('b'), Size('g*n'), Size('s'), Size('d')),
                 ),
             ),
-            outputs=(Output(Ref('view_8'), Slot('T'), (Size('b'), Size('g*n'), Size('s'), Size('d'))),),
+            outputs=(Output(Ref('view_8'), torch.bfloat16, (Size('b'), Size('g*n'), Size('s'), Size('d'))),),
             replacement=AtMatch(),
             axes=(
-                ('T', Slot('T')),
+                ('T', torch.bfloat16),
                 ('M', torch.float32),
                 ('mask', True),
                 ('hidden', False),
@@ -10196,8 +10246,8 @@ FAMILIES = (
                 ('device', 'cuda'),
             ),
         ),
-        ('T',),
-        ((torch.bfloat16,), (torch.float16,)),
+        (),
+        ((),),
     ),
     Family(
         Pattern(
@@ -11133,10 +11183,10 @@ FAMILIES = (
             module='kwtrace.library.attention',
             device='cpu',
             inputs=(
-                Input('q', Slot('T'), ('b', 'g*n', 's', 'd')),
-                Input('k', Slot('T'), ('b', 'g', '1', 'd')),
-                Input('v', Slot('T'), ('b', 'g', '1', 'd')),
-                Input('mask', Slot('T'), ('b?', 'g*n?', 's?', '1')),
+                Input('q', torch.bfloat16, ('b', 'g*n', 's', 'd')),
+                Input('k', torch.bfloat16, ('b', 'g', '1', 'd')),
+                Input('v', torch.bfloat16, ('b', 'g', '1', 'd')),
+                Input('mask', torch.bfloat16, ('b?', 'g*n?', 's?', '1')),
                 Input('factor', torch.float32, ()),
             ),
             dims=(Dim('b', 1), Dim('d'), Dim('g', 1), Dim('n'), Dim('s')),
@@ -11164,7 +11214,12 @@ FAMILIES = (
                 op('exp', 'aten.exp.default', self=Ref('sub')),
                 op('sum', 'aten.sum.dim_IntList', self=Ref('exp'), dim=(3,), keepdim=True, dtype=None),
                 op('div', 'aten.div.Tensor', self=Ref('exp'), other=Ref('sum')),
-                op('convert_element_type_2', 'prims.convert_element_type.default', a=Ref('div'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_2',
+                    'prims.convert_element_type.default',
+                    a=Ref('div'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_5',
                     'aten.view.default',
@@ -11198,7 +11253,12 @@ FAMILIES = (
                     self=Ref('convert_element_type_3'),
                     other=Ref('convert_element_type_4'),
                 ),
-                op('convert_element_type_5', 'prims.convert_element_type.default', a=Ref('mul_2'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_5',
+                    'prims.convert_element_type.default',
+                    a=Ref('mul_2'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_8',
                     'aten.view.default',
@@ -11206,7 +11266,7 @@ FAMILIES = (
                     size=(Size('b'), Size('g*n'), Size('s'), Size('d')),
                 ),
             ),
-            outputs=(Output(Ref('view_8'), Slot('T'), (Size('b'), Size('g*n'), Size('s'), Size('d'))),),
+            outputs=(Output(Ref('view_8'), torch.bfloat16, (Size('b'), Size('g*n'), Size('s'), Size('d'))),),
             replacement=Graph(
                 (
                     call('mul', 'aten.mul.Tensor', In('q'), In('factor')),
@@ -11226,8 +11286,8 @@ FAMILIES = (
                 (Ref('getitem'),),
             ),
             axes=(
-                ('T', Slot('T')),
-                ('M', Slot('M')),
+                ('T', torch.bfloat16),
+                ('M', torch.bfloat16),
                 ('mask', True),
                 ('hidden', False),
                 ('factor', True),
@@ -11236,8 +11296,8 @@ FAMILIES = (
                 ('device', 'cpu'),
             ),
         ),
-        ('T', 'M'),
-        ((torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16)),
+        (),
+        ((),),
     ),
     Family(
         Pattern(
@@ -11245,10 +11305,10 @@ FAMILIES = (
             module='kwtrace.library.attention',
             device='cuda',
             inputs=(
-                Input('q', Slot('T'), ('b', 'g*n', 's', 'd')),
-                Input('k', Slot('T'), ('b', 'g', '1', 'd')),
-                Input('v', Slot('T'), ('b', 'g', '1', 'd')),
-                Input('mask', Slot('T'), ('b?', 'g*n?', 's?', '1')),
+                Input('q', torch.bfloat16, ('b', 'g*n', 's', 'd')),
+                Input('k', torch.bfloat16, ('b', 'g', '1', 'd')),
+                Input('v', torch.bfloat16, ('b', 'g', '1', 'd')),
+                Input('mask', torch.bfloat16, ('b?', 'g*n?', 's?', '1')),
                 Input('factor', torch.float32, ()),
             ),
             dims=(Dim('b', 1), Dim('d'), Dim('g', 1), Dim('n'), Dim('s', 1)),
@@ -11276,7 +11336,12 @@ FAMILIES = (
                 op('exp', 'aten.exp.default', self=Ref('sub')),
                 op('sum', 'aten.sum.dim_IntList', self=Ref('exp'), dim=(3,), keepdim=True, dtype=None),
                 op('div', 'aten.div.Tensor', self=Ref('exp'), other=Ref('sum')),
-                op('convert_element_type_2', 'prims.convert_element_type.default', a=Ref('div'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_2',
+                    'prims.convert_element_type.default',
+                    a=Ref('div'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_5',
                     'aten.view.default',
@@ -11310,7 +11375,12 @@ FAMILIES = (
                     self=Ref('convert_element_type_3'),
                     other=Ref('convert_element_type_4'),
                 ),
-                op('convert_element_type_5', 'prims.convert_element_type.default', a=Ref('mul_2'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_5',
+                    'prims.convert_element_type.default',
+                    a=Ref('mul_2'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_8',
                     'aten.view.default',
@@ -11318,11 +11388,11 @@ FAMILIES = (
                     size=(Size('b'), Size('g*n'), Size('s'), Size('d')),
                 ),
             ),
-            outputs=(Output(Ref('view_8'), Slot('T'), (Size('b'), Size('g*n'), Size('s'), Size('d'))),),
+            outputs=(Output(Ref('view_8'), torch.bfloat16, (Size('b'), Size('g*n'), Size('s'), Size('d'))),),
             replacement=AtMatch(),
             axes=(
-                ('T', Slot('T')),
-                ('M', Slot('M')),
+                ('T', torch.bfloat16),
+                ('M', torch.bfloat16),
                 ('mask', True),
                 ('hidden', False),
                 ('factor', True),
@@ -11331,8 +11401,8 @@ FAMILIES = (
                 ('device', 'cuda'),
             ),
         ),
-        ('T', 'M'),
-        ((torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16)),
+        (),
+        ((),),
     ),
     Family(
         Pattern(
@@ -11854,9 +11924,9 @@ FAMILIES = (
             module='kwtrace.library.attention',
             device='cpu',
             inputs=(
-                Input('q', Slot('T'), ('b', 'g*n', '1', 'd')),
-                Input('k', Slot('T'), ('b', 'g', '1', 'd')),
-                Input('v', Slot('T'), ('b', 'g', '1', 'd')),
+                Input('q', torch.bfloat16, ('b', 'g*n', '1', 'd')),
+                Input('k', torch.bfloat16, ('b', 'g', '1', 'd')),
+                Input('v', torch.bfloat16, ('b', 'g', '1', 'd')),
                 Input('factor', torch.float32, ()),
             ),
             dims=(Dim('b', 1), Dim('d'), Dim('g', 1), Dim('n')),
@@ -11890,7 +11960,7 @@ FAMILIES = (
                     'convert_element_type_3',
                     'prims.convert_element_type.default',
                     a=Ref('unsqueeze_2'),
-                    dtype=Slot('T'),
+                    dtype=torch.bfloat16,
                 ),
                 op(
                     'view_4',
@@ -11910,7 +11980,12 @@ FAMILIES = (
                 op('exp', 'aten.exp.default', self=Ref('sub')),
                 op('sum_2', 'aten.sum.dim_IntList', self=Ref('exp'), dim=(3,), keepdim=True, dtype=None),
                 op('div', 'aten.div.Tensor', self=Ref('exp'), other=Ref('sum_2')),
-                op('convert_element_type_5', 'prims.convert_element_type.default', a=Ref('div'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_5',
+                    'prims.convert_element_type.default',
+                    a=Ref('div'),
+                    dtype=torch.bfloat16,
+                ),
                 op('view_5', 'aten.view.default', self=Ref('convert_element_type_5'), size=(Size('b*g*n'), 1, 1)),
                 op(
                     'convert_element_type_6',
@@ -11939,7 +12014,12 @@ FAMILIES = (
                     self=Ref('convert_element_type_6'),
                     other=Ref('convert_element_type_7'),
                 ),
-                op('convert_element_type_8', 'prims.convert_element_type.default', a=Ref('mul_3'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_8',
+                    'prims.convert_element_type.default',
+                    a=Ref('mul_3'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_8',
                     'aten.view.default',
@@ -11947,7 +12027,7 @@ FAMILIES = (
                     size=(Size('b'), Size('g*n'), 1, Size('d')),
                 ),
             ),
-            outputs=(Output(Ref('view_8'), Slot('T'), (Size('b'), Size('g*n'), 1, Size('d'))),),
+            outputs=(Output(Ref('view_8'), torch.bfloat16, (Size('b'), Size('g*n'), 1, Size('d'))),),
             replacement=Graph(
                 (
                     call('mul', 'aten.mul.Tensor', In('q'), In('factor')),
@@ -11967,7 +12047,7 @@ FAMILIES = (
                 (Ref('getitem'),),
             ),
             axes=(
-                ('T', Slot('T')),
+                ('T', torch.bfloat16),
                 ('M', torch.float32),
                 ('mask', False),
                 ('hidden', False),
@@ -11977,8 +12057,8 @@ FAMILIES = (
                 ('device', 'cpu'),
             ),
         ),
-        ('T',),
-        ((torch.bfloat16,), (torch.float16,)),
+        (),
+        ((),),
     ),
     Family(
         Pattern(
@@ -12539,9 +12619,9 @@ FAMILIES = (
             module='kwtrace.library.attention',
             device='cpu',
             inputs=(
-                Input('q', Slot('T'), ('b', 'g*n', '1', 'd')),
-                Input('k', Slot('T'), ('b', 'g', '1', 'd')),
-                Input('v', Slot('T'), ('b', 'g', '1', 'd')),
+                Input('q', torch.bfloat16, ('b', 'g*n', '1', 'd')),
+                Input('k', torch.bfloat16, ('b', 'g', '1', 'd')),
+                Input('v', torch.bfloat16, ('b', 'g', '1', 'd')),
                 Input('mask', torch.float32, ('b?', 'g*n?', '1?', '1')),
                 Input('factor', torch.float32, ()),
             ),
@@ -12576,7 +12656,7 @@ FAMILIES = (
                     'convert_element_type_3',
                     'prims.convert_element_type.default',
                     a=Ref('unsqueeze_2'),
-                    dtype=Slot('T'),
+                    dtype=torch.bfloat16,
                 ),
                 op(
                     'view_4',
@@ -12591,7 +12671,12 @@ FAMILIES = (
                 op('exp', 'aten.exp.default', self=Ref('sub')),
                 op('sum_2', 'aten.sum.dim_IntList', self=Ref('exp'), dim=(3,), keepdim=True, dtype=None),
                 op('div', 'aten.div.Tensor', self=Ref('exp'), other=Ref('sum_2')),
-                op('convert_element_type_4', 'prims.convert_element_type.default', a=Ref('div'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_4',
+                    'prims.convert_element_type.default',
+                    a=Ref('div'),
+                    dtype=torch.bfloat16,
+                ),
                 op('view_5', 'aten.view.default', self=Ref('convert_element_type_4'), size=(Size('b*g*n'), 1, 1)),
                 op(
                     'convert_element_type_5',
@@ -12620,7 +12705,12 @@ FAMILIES = (
                     self=Ref('convert_element_type_5'),
                     other=Ref('convert_element_type_6'),
                 ),
-                op('convert_element_type_7', 'prims.convert_element_type.default', a=Ref('mul_3'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_7',
+                    'prims.convert_element_type.default',
+                    a=Ref('mul_3'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_8',
                     'aten.view.default',
@@ -12628,7 +12718,7 @@ FAMILIES = (
                     size=(Size('b'), Size('g*n'), 1, Size('d')),
                 ),
             ),
-            outputs=(Output(Ref('view_8'), Slot('T'), (Size('b'), Size('g*n'), 1, Size('d'))),),
+            outputs=(Output(Ref('view_8'), torch.bfloat16, (Size('b'), Size('g*n'), 1, Size('d'))),),
             replacement=Graph(
                 (
                     call('mul', 'aten.mul.Tensor', In('q'), In('factor')),
@@ -12648,7 +12738,7 @@ FAMILIES = (
                 (Ref('getitem'),),
             ),
             axes=(
-                ('T', Slot('T')),
+                ('T', torch.bfloat16),
                 ('M', torch.float32),
                 ('mask', True),
                 ('hidden', False),
@@ -12658,8 +12748,8 @@ FAMILIES = (
                 ('device', 'cpu'),
             ),
         ),
-        ('T',),
-        ((torch.bfloat16,), (torch.float16,)),
+        (),
+        ((),),
     ),
     Family(
         Pattern(
@@ -13267,10 +13357,10 @@ FAMILIES = (
             module='kwtrace.library.attention',
             device='cpu',
             inputs=(
-                Input('q', Slot('T'), ('b', 'g*n', '1', 'd')),
-                Input('k', Slot('T'), ('b', 'g', '1', 'd')),
-                Input('v', Slot('T'), ('b', 'g', '1', 'd')),
-                Input('mask', Slot('T'), ('b?', 'g*n?', '1?', '1')),
+                Input('q', torch.bfloat16, ('b', 'g*n', '1', 'd')),
+                Input('k', torch.bfloat16, ('b', 'g', '1', 'd')),
+                Input('v', torch.bfloat16, ('b', 'g', '1', 'd')),
+                Input('mask', torch.bfloat16, ('b?', 'g*n?', '1?', '1')),
                 Input('factor', torch.float32, ()),
             ),
             dims=(Dim('b', 1), Dim('d'), Dim('g', 1), Dim('n')),
@@ -13304,7 +13394,7 @@ FAMILIES = (
                     'convert_element_type_3',
                     'prims.convert_element_type.default',
                     a=Ref('unsqueeze_2'),
-                    dtype=Slot('T'),
+                    dtype=torch.bfloat16,
                 ),
                 op(
                     'view_4',
@@ -13325,7 +13415,12 @@ FAMILIES = (
                 op('exp', 'aten.exp.default', self=Ref('sub')),
                 op('sum_2', 'aten.sum.dim_IntList', self=Ref('exp'), dim=(3,), keepdim=True, dtype=None),
                 op('div', 'aten.div.Tensor', self=Ref('exp'), other=Ref('sum_2')),
-                op('convert_element_type_5', 'prims.convert_element_type.default', a=Ref('div'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_5',
+                    'prims.convert_element_type.default',
+                    a=Ref('div'),
+                    dtype=torch.bfloat16,
+                ),
                 op('view_5', 'aten.view.default', self=Ref('convert_element_type_5'), size=(Size('b*g*n'), 1, 1)),
                 op(
                     'convert_element_type_6',
@@ -13354,7 +13449,12 @@ FAMILIES = (
                     self=Ref('convert_element_type_6'),
                     other=Ref('convert_element_type_7'),
                 ),
-                op('convert_element_type_8', 'prims.convert_element_type.default', a=Ref('mul_3'), dtype=Slot('T')),
+                op(
+                    'convert_element_type_8',
+                    'prims.convert_element_type.default',
+                    a=Ref('mul_3'),
+                    dtype=torch.bfloat16,
+                ),
                 op(
                     'view_8',
                     'aten.view.default',
@@ -13362,7 +13462,7 @@ FAMILIES = (
                     size=(Size('b'), Size('g*n'), 1, Size('d')),
                 ),
             ),
-            outputs=(Output(Ref('view_8'), Slot('T'), (Size('b'), Size('g*n'), 1, Size('d'))),),
+            outputs=(Output(Ref('view_8'), torch.bfloat16, (Size('b'), Size('g*n'), 1, Size('d'))),),
             replacement=Graph(
                 (
                     call('mul', 'aten.mul.Tensor', In('q'), In('factor')),
@@ -13382,8 +13482,8 @@ FAMILIES = (
                 (Ref('getitem'),),
             ),
             axes=(
-                ('T', Slot('T')),
-                ('M', Slot('M')),
+                ('T', torch.bfloat16),
+                ('M', torch.bfloat16),
                 ('mask', True),
                 ('hidden', False),
                 ('factor', True),
@@ -13392,7 +13492,7 @@ FAMILIES = (
                 ('device', 'cpu'),
             ),
         ),
-        ('T', 'M'),
-        ((torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16)),
+        (),
+        ((),),
     ),
 )
