@@ -254,9 +254,10 @@ def _run(call: Callable[..., Any], fake_mode: FakeTensorMode, tensors: list[torc
 def make_graph(function: Callable[..., Any], tensors: list[torch.Tensor]) -> fx.Graph:
     """Trace a function on fake tensors as torch.compile does: decomposed, and with no mutation of what it has made."""
     traced = _make(function, tensors)
-    if any(_mutates(node) for node in traced.graph.nodes):
-        traced = _make(torch.func.functionalize(traced, remove="mutations"), tensors)
-    return traced.graph
+    if not _writes(traced):
+        return traced.graph
+    functional = _make(torch.func.functionalize(traced, remove="mutations"), tensors)
+    return traced.graph if _writes(functional) else functional.graph  # an input is written to: the ops say by what
 
 
 def _make(function: Callable[..., Any], tensors: list[torch.Tensor]) -> fx.GraphModule:
@@ -264,10 +265,10 @@ def _make(function: Callable[..., Any], tensors: list[torch.Tensor]) -> fx.Graph
     return traced
 
 
-def _mutates(node: fx.Node) -> bool:
+def _writes(traced: fx.GraphModule) -> bool:
     """Tell whether a node mutates a tensor: torch's composite operators (``rms_norm``) do so to what they have made."""
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and schema.is_mutable
+    schemas = (getattr(node.target, "_schema", None) for node in traced.graph.nodes)
+    return any(schema is not None and schema.is_mutable for schema in schemas)
 
 
 def _is_asked_outside_torch() -> bool:
