@@ -195,10 +195,15 @@ def test_every_mask_in_every_broadcast_shape(
 
 SCALINGS = ("*", "/", "tensor", "none")
 SCALED = [
-    *((PLAIN, dtype, scaling, i % 2 == 0) for dtype in FLOATS for i, scaling in enumerate(SCALINGS)),
-    *((PLAIN, torch.bfloat16, scaling, i % 2 == 1) for i, scaling in enumerate(SCALINGS)),
-    *((GROUPED, dtype, scaling, True) for dtype, scaling in zip(itertools.cycle(FLOATS), SCALINGS, strict=False)),
+    case
+    for case in (
+        *((PLAIN, dtype, scaling, i % 2 == 0) for dtype in FLOATS for i, scaling in enumerate(SCALINGS)),
+        *((PLAIN, torch.bfloat16, scaling, i % 2 == 1) for i, scaling in enumerate(SCALINGS)),
+        *((GROUPED, dtype, scaling, True) for dtype in FLOATS for scaling in SCALINGS),
+    )
+    if case[1:3] != (torch.float16, "tensor")
 ]
+"""All but a tensor's factor in float16, which is left alone: see ``tests/test_attacks.py``."""
 
 
 @pytest.mark.parametrize(("form", "dtype", "scaling", "in_float32"), SCALED, ids=named)
