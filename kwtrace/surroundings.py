@@ -166,7 +166,7 @@ def _default_dtype() -> Iterator[None]:
 def _room_to_recurse() -> Iterator[None]:
     """Raise a recursion limit that is low, or nearly reached: sympy, and tracing itself, go deep."""
     before, depth, frame = sys.getrecursionlimit(), 0, sys._getframe()  # noqa: SLF001 - inspect.stack reads files
-    while (frame := frame.f_back) is not None:  # type: ignore[assignment]
+    while (frame := frame.f_back) is not None:  # type: ignore[assignment]  # None ends the loop
         depth += 1
     if before < depth + _FRAMES:
         sys.setrecursionlimit(depth + _FRAMES)

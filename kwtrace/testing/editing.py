@@ -36,7 +36,7 @@ class Copy:
 
     def add_output(self, node: fx.Node) -> None:
         """Let the graph return ``node`` as well."""
-        self.output.args = ((*self.output.args[0], node),)  # type: ignore[misc]
+        self.output.args = ((*self.output.args[0], node),)  # type: ignore[misc]  # fx has no type for what an output node returns
 
 
 def copy_graph(graph: fx.Graph, mode: FakeTensorMode) -> Copy:

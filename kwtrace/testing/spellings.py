@@ -138,7 +138,7 @@ def _restrided(node: fx.Node) -> Change:
 
 def _returned_twice() -> Change:
     def edit(copy: Copy) -> list[fx.Node]:
-        copy.add_output(copy.output.args[0][0])  # type: ignore[index,arg-type]
+        copy.add_output(copy.output.args[0][0])  # type: ignore[index,arg-type]  # as in `Copy.add_output`
         return []
 
     return Change("result", "the first output: returned twice", edit)

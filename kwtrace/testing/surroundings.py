@@ -10,10 +10,8 @@ from torch import fx
 
 from kwtrace.fakes import in_mode
 from kwtrace.testing.changes import Change
-from kwtrace.testing.constants import DTYPES
+from kwtrace.testing.constants import DEVICES, DTYPES
 from kwtrace.testing.editing import Copy
-
-DEVICES = (torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1))
 
 
 def graph_changes(graph: fx.Graph) -> Iterator[Change]:
