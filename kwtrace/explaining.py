@@ -11,6 +11,7 @@ from torch import fx
 
 from kwtrace import operators
 from kwtrace.binding import Binder, Pending, State, law_between
+from kwtrace.copying import copy_nodes
 from kwtrace.engine import Engine, is_disabled, missing_operators
 from kwtrace.explanations import Explanation, Miss, RuleExplanation, location_of
 from kwtrace.loading import as_pattern_set
@@ -42,7 +43,7 @@ def explain(gm: fx.GraphModule, patterns: Any) -> Explanation:
     result's ``problem``.
     """
     try:
-        graph = _copy(gm.graph)
+        graph, _ = copy_nodes(gm.graph)
         share_sizes(graph)
         return explain_graph(graph, as_pattern_set(patterns))
     except Exception as error:  # noqa: BLE001 - whoever asks why gets an answer, not another error
@@ -101,22 +102,12 @@ def _refusals(graph: fx.Graph, engine: Engine, count: int) -> dict[str, str]:
     """Return, by output, why a match can't be rewritten; each of ``count`` is tried on a copy of the graph."""
     refused = {}
     for place in range(count):
-        match = engine.find(_copy(graph))[place]
+        match = engine.find(copy_nodes(graph)[0])[place]
         name = _place(match)
         result = rewrite(match)
         if isinstance(result, Refusal):
             refused[name] = result.words
     return refused
-
-
-def _copy(graph: fx.Graph) -> fx.Graph:
-    """Return a copy whose nodes have the names of the original."""
-    copy = fx.Graph()
-    nodes: dict[fx.Node, fx.Node] = {}
-    for node in graph.nodes:
-        nodes[node] = copy.node_copy(node, lambda n: nodes[n])
-        nodes[node].name = node.name
-    return copy
 
 
 def _lost(

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from kwtrace.copying import copy_nodes
 from kwtrace.fakes import in_mode, run
 
 Edit = Callable[["Copy"], Iterable[fx.Node]]
@@ -41,11 +42,7 @@ class Copy:
 
 def copy_graph(graph: fx.Graph, mode: FakeTensorMode) -> Copy:
     """Return a copy of ``graph``, whose one output is a tuple."""
-    made = fx.Graph()
-    nodes: dict[fx.Node, fx.Node] = {}
-    for node in graph.nodes:
-        nodes[node] = made.node_copy(node, lambda n: nodes[n])
-    return Copy(made, nodes, mode)
+    return Copy(*copy_nodes(graph), mode)
 
 
 def edited(graph: fx.Graph, mode: FakeTensorMode, edit: Edit) -> fx.Graph:
