@@ -79,7 +79,8 @@ class KwtracePass(CustomGraphPass):
 
     def _hint(self, graph: fx.Graph, fired: list[Variant]) -> None:
         """Point to `kwtrace.explain` where nothing matched, though all operators of a rule are there."""
-        near = [] if fired else self._prepared().rules_in(graph)
+        switched_off = bool(os.environ.get("KWTRACE_DISABLE"))
+        near = [] if fired or switched_off else self._prepared().rules_in(graph)
         if near:
             log.warning(
                 "%s: expected a match in a graph that has all operators, found none; "

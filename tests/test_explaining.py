@@ -14,7 +14,9 @@ from toys import scaled_add_rule, scaled_rule
 
 import kwtrace as kt
 from kwtrace.explanations import Explanation, Miss, RuleExplanation, location_of
+from kwtrace.inductor import KwtracePass
 from kwtrace.patterns import Variant
+from kwtrace.reports import Recorder
 
 VARIANT = Variant("attend", (("softmax_dtype", torch.float32),))
 MODEL = '''"""A model whose attention looks at the wrong dim."""
@@ -123,6 +125,18 @@ def test_a_pass_that_matched_nothing_points_to_explaining(
     lines = [record.getMessage() for record in caplog.records if "kwtrace.explain" in record.getMessage()]
     assert len(lines) == 1
     assert lines[0].startswith("attention")
+
+
+@pytest.mark.parametrize(("setting", "lines"), [("", 1), ("1", 0)])
+def test_a_pass_that_is_switched_off_points_nowhere(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, setting: str, lines: int
+) -> None:
+    """Whoever sets ``KWTRACE_DISABLE`` knows why nothing matches."""
+    monkeypatch.setenv("KWTRACE_DISABLE", setting)
+    graph = traced(lambda x: torch.exp(x) * 0.3, torch.randn(1, 4)).graph
+    with caplog.at_level(logging.WARNING, "kwtrace"):
+        KwtracePass(kt.trace(scaled_rule), (), Recorder())(graph)
+    assert len(caplog.records) == lines
 
 
 @pytest.mark.slow
