@@ -143,7 +143,15 @@ def _with_stream(place: fx.Node) -> Change:
 def _mutations(inputs: list[fx.Node], calls: list[fx.Node]) -> Iterator[Change]:
     for place in calls:
         for node in (*inputs, *(n for n in place.all_input_nodes if n.op == "call_function")):
-            yield _with_mutation(node, place)
+            if not _is_expanded(node.meta["val"]):
+                yield _with_mutation(node, place)
+
+
+def _is_expanded(value: Any) -> bool:
+    """Tell whether several elements of a tensor are one place in memory, to which torch refuses to write."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    return any(stride == 0 and size > 1 for size, stride in zip(value.shape, value.stride(), strict=True))
 
 
 def _with_mutation(node: fx.Node, place: fx.Node) -> Change:

@@ -20,6 +20,7 @@ from kwtrace.testing.constants import neighbours
 from kwtrace.testing.detours import DETOURS
 from kwtrace.testing.oracle import difference
 from kwtrace.testing.reading import describe
+from kwtrace.testing.surroundings import graph_changes
 from kwtrace.values import exact_key
 
 aten = torch.ops.aten
@@ -149,3 +150,15 @@ def test_changes_of_one_call_concern_that_call() -> None:
     found = {node: [change.words for change in call_changes(node, ())] for node in calls}
     assert all(text.startswith(str(node)) for node, texts in found.items() for text in texts)
     assert max(Counter(text for texts in found.values() for text in texts).values()) == 1
+
+
+def test_expanded_tensors_are_not_written_to() -> None:
+    """Torch refuses to write to a tensor whose elements share a place in memory: such a graph is no near miss."""
+    expanded = hand_written(
+        lambda graph, x: graph.call_function(
+            aten.exp.default, (graph.call_function(aten.expand.default, (x, [3, 4])),)
+        ),
+        torch.randn(1, 4),
+    ).graph
+    written = [change.words for change in graph_changes(expanded) if change.kind == "mutation"]
+    assert written == ["x0: filled with 1 before expand", "x0: filled with 1 before exp"]
