@@ -161,4 +161,4 @@ def test_expanded_tensors_are_not_written_to() -> None:
         torch.randn(1, 4),
     ).graph
     written = [change.words for change in graph_changes(expanded) if change.kind == "mutation"]
-    assert written == ["x0: filled with 1 before expand", "x0: filled with 1 before exp"]
+    assert written == ["x0: filled with 1 before expand_default", "x0: filled with 1 before exp_default"]

@@ -288,3 +288,15 @@ def test_a_copy_from_before_a_mutation_is_not_passed_on(place: str) -> None:
     assert passed_on(only(module, aten.clone.default)) is placeholder
     text = describe([only(module, aten.sin.default)], {placeholder: "x"})
     assert ("clone" in text) == (place == "before")
+
+
+def test_expanded_inputs_get_numbers_too() -> None:
+    """An input whose elements share a place in memory has one number there, and its strides."""
+    graph = fx.Graph()
+    like = [torch.empty(1, 4).expand(3, 4), torch.empty(2, 1, dtype=torch.bool).expand(2, 5), torch.empty(())]
+    for place, value in enumerate(like):
+        graph.placeholder(f"x{place}").meta["val"] = value
+    made = random_inputs(graph, 0)
+    assert [(x.shape, x.stride(), x.dtype) for x in made] == [(x.shape, x.stride(), x.dtype) for x in like]
+    assert torch.equal(made[0][0], made[0][2])
+    assert len(made[0].unique()) == 4
